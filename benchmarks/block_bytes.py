@@ -31,14 +31,15 @@ WAYS = {  # what is patched to get the plain formulas
     "separate": {f"nagjax.layers.{name}.on_gpu": lambda: False for name in ("linear", "attention")},
     "joined": {},
 }
-CHIPS = {"h200x8": tuple(WAYS), "v5e:2x2": ("separate",), "v5e:4x4": ("separate",)}  # the ways of each
+CHIPS = {"h200x8": tuple(WAYS), "v5e:2x2": ("separate",), "v5e:4x4": ("separate",)}  # with the ways measured on each
 CASES = [
     (chip, remat, way, scheme) for chip, ways in CHIPS.items() for remat in REMATS for way in ways for scheme in SCHEMES
 ]
 
 
 def attention(q, k, v, *options):
-    """A kernel each for forward and backward, with the operands of cuDNN's; they compute nothing."""
+    """One kernel for the forward and one for the backward pass, with the same operands as cuDNN's; they compute
+    nothing."""
 
     def forward(q, k, v):
         rows = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
@@ -72,7 +73,8 @@ def _kernel(like, *operands):
 
 
 def measured(topology_name: str, remat: str, way: str, scheme: str) -> dict[str, float]:
-    """`moved`: bytes of main memory that each device reads and writes for one block, forward and backward."""
+    """`moved`: the bytes of main memory that each device reads and writes for one block, forward and backward
+    together."""
     topology = parse(topology_name)
     config = read_options({"preset": PRESET, "remat": remat, "scheme": scheme, "depth": DEPTH}).config()
     config, _ = choose(filled(config, topology, VOCAB, batch_given=False, mesh_given=False), topology)

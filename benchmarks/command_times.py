@@ -49,7 +49,7 @@ def main() -> None:
         **origin(),
         "rows": rows,
         "best_of": given.best,
-        "load": [round(load, 1), round(os.getloadavg()[0], 1)],  # before and after: processes that wanted a CPU
+        "load": [round(load, 1), round(os.getloadavg()[0], 1)],  # before, after: processes that wanted a CPU
         "seconds": round(time.monotonic() - began),
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -58,7 +58,8 @@ def main() -> None:
 
 
 def prepare(place: Path) -> None:
-    """Corpora of text and of conversations, runs of two steps on them, a config and a model of another format."""
+    """Makes corpora of text and of conversations, runs of two steps on them, a config, and a model in another
+    format."""
     (place / "text").mkdir()
     (place / "text" / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     (place / "text" / "b.txt").write_text("and the dog sleeps on. " * 100)
@@ -78,7 +79,7 @@ def prepare(place: Path) -> None:
 
 
 def work(place: Path) -> dict[str, str]:
-    """Every verb with arguments that let it work; OUT is new for each try."""
+    """Every verb with arguments with which it works; OUT is new for each try."""
     args = {
         "average": f"{place}/run --out OUT --batches 1",
         "bench step": "",
@@ -112,7 +113,7 @@ def work(place: Path) -> dict[str, str]:
 
 
 def best(tries: int, measure) -> dict[str, float] | None:
-    """The smallest time on the clock and on the CPU, which are not those of one try."""
+    """The least wall-clock time and the least CPU time, in seconds, which may come from different tries."""
     found = [measure() for _ in range(tries)]
     if None in found:
         return None
@@ -126,7 +127,7 @@ def cpu_of_children() -> float:
 
 
 def whole(args: list[str], code: int) -> tuple[float, float]:
-    """Seconds of a command that must end with this code, and of them on the CPU."""
+    """The wall-clock and CPU seconds of a command that must end with this exit code."""
     began, before = time.monotonic(), cpu_of_children()
     done = subprocess.run([*NAGJAX, *args], capture_output=True)
     seconds = time.monotonic() - began
@@ -135,8 +136,8 @@ def whole(args: list[str], code: int) -> tuple[float, float]:
 
 
 def first_line(words: str, args: str, place: Path) -> tuple[float, float] | None:
-    """Seconds to the first line on either stream, where the command is then ended; None where it is a refusal (the
-    compilers of `plan` are an extra)."""
+    """The wall-clock and CPU seconds until the first line on either stream, after which the command is ended; None if
+    that line is a refusal (the compilers of `plan` are an optional extra)."""
     out = place / f"out-{time.monotonic_ns()}"
     began, before = time.monotonic(), cpu_of_children()
     process = subprocess.Popen(
@@ -156,7 +157,7 @@ def first_line(words: str, args: str, place: Path) -> tuple[float, float] | None
 
 
 def with_table(page: str, result: dict) -> str:
-    """The page with the table between its marks renewed."""
+    """The page with the table between its marks replaced."""
     head, mark, rest = page.partition("<!-- command times -->\n")
     _, end, tail = rest.partition("<!-- end of command times -->\n")
     assert mark and end, "the page has no marks"

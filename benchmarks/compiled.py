@@ -1,5 +1,5 @@
-"""Figures of compiled programs, one case at a time: what a result file lacks is compiled, each case in a process of its
-own, and a page's tables are written anew."""
+"""Figures of compiled programs, one case at a time. Cases that a result file lacks are compiled, each in its own
+process, and then the tables of a page are rewritten."""
 
 import argparse
 import json
@@ -29,8 +29,8 @@ def main(
     page: Path,
     texts: Callable[[list[dict]], Mapping[str, str]],
 ) -> None:
-    """The command line of the benchmark `benchmarks.NAME`: `measured(*case)` gives a case's figures, which go to
-    results/NAME.json, and `texts` what stands between each pair of the page's marks, by name."""
+    """The command line of the benchmark `benchmarks.NAME`. `measured(*case)` returns the figures of a case, which go to
+    results/NAME.json. `texts` returns, by name, the text between each pair of the page's marks."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--fresh", action="store_true", help="compile everything again")
     parser.add_argument("--case", nargs=len(cases[0]), help="print the figures of this one")

@@ -46,7 +46,8 @@ KINDS = {"float32": ("float32", "full"), "bfloat16": ("bfloat16", "full"), "int8
 
 
 def texts(sittings: list[dict]) -> dict[str, str]:
-    """Of docs/cpu.md: rates as multiples of transformers', by the clock and, in brackets, in CPU time."""
+    """The tables of docs/cpu.md: rates as multiples of transformers', in wall-clock time and, in brackets, in CPU
+    time."""
     rows = []
     for sitting in sittings:
         found = {(s["dtype"], s["weights"], s["batch"]): s["results"]["transformers"] for s in sitting["sizes"]}
@@ -63,14 +64,14 @@ class Nagjax:
         self.model = with_weights(import_model(folder, out, dtype=dtype), weights).model
 
     def written(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:
-        """New tokens, and seconds: by the clock, and of CPU time."""
+        """The new tokens, and the seconds they took, in wall-clock and in CPU time."""
         began, used = time.perf_counter(), time.process_time()
         new = generate(self.model, prompts, tokens=tokens, temperature=0.0)
         return new, np.array([time.perf_counter() - began, time.process_time() - used])
 
 
 class Transformers(Peer):
-    """Its sampling of the same model."""
+    """Decoding of the same model by transformers."""
 
     def __init__(self, python: str, folder: Path, dtype: str, compiled: bool):
         options = [f"--folder={folder}", f"--dtype={dtype}", f"--config={json.dumps(MODEL)}"]
@@ -83,7 +84,7 @@ class Transformers(Peer):
 
 
 def measure(everyone: dict, batch: int, prompt: int, tokens: int, rounds: int) -> dict:
-    """Tokens per second of reading and of writing, each peer's and as ratios."""
+    """Tokens per second in reading and in writing, for each peer and as ratios."""
     ids = np.random.default_rng(0).integers(0, MODEL["vocab_size"], (batch, prompt)).tolist()
     first = {name: one.written(ids, tokens)[0] for name, one in everyone.items()}
     same = {

@@ -25,13 +25,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.parts.rows import REHEARSAL, note_end  # noqa: E402
 from benchmarks.parts.worker import FINISHED, LEFT, NO_ACCELERATOR, PARTS  # noqa: E402
 
-CUDA_PACKAGES = ("cu13", "cuda_nvcc")  # in which jax looks for its compiler
-USUAL_CUDA = "/usr/local/cuda/bin"  # often not on the path of a shell that nobody logged in to
-GRACE = 30.0  # seconds after the time is up in which a part may end by itself
+CUDA_PACKAGES = ("cu13", "cuda_nvcc")  # of NVIDIA: jax looks for its compiler in these
+USUAL_CUDA = "/usr/local/cuda/bin"  # often missing from the PATH of a shell without a login
+GRACE = 30.0  # seconds after the time is up within which a part may end by itself
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The number of parts with cases that are left. Raises SystemExit where there is nothing to measure on."""
+    """Returns the number of parts that have cases left. Raises SystemExit if there is no device to measure on."""
     parser = argparse.ArgumentParser(prog="python benchmarks/device.py", description=__doc__.split("\n")[0])
     parser.add_argument("--part", action="append", choices=[*PARTS, "all"], required=True, help="may be repeated")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
@@ -53,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool) -> bool:
-    """Whether the part is finished. Its process is started again as long as each start has come further."""
+    """Measures a part; returns whether it is finished. Its process is restarted as long as each start makes
+    progress."""
     written = out / f"{part}.jsonl"
     while (seconds := deadline - time.monotonic()) > 0:
         before = written.stat().st_size if written.exists() else 0
@@ -62,14 +63,14 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
             run = subprocess.run([*command, *["rehearse"] * rehearse], env=environment(part), timeout=seconds + GRACE)
         except subprocess.TimeoutExpired:
             print(f"{part}: killed, as it had not ended {GRACE:g} s after its time", flush=True)
-            if PARTS[part][1]:  # a case that hung would have ended the process itself
+            if PARTS[part][1]:  # else a case that hung would have ended the process itself
                 note_end(written, stopped=True)
             return False
         if run.returncode == NO_ACCELERATOR:
             raise SystemExit(1)
         if run.returncode in (FINISHED, LEFT):
             return run.returncode == FINISHED
-        note_end(written, stopped=run.returncode == 0)  # 0: a training, before its first step
+        note_end(written, stopped=run.returncode == 0)  # exit code 0: a training that was stopped before its first step
         if not written.exists() or written.stat().st_size == before:
             print(f"{part}: ended with exit code {run.returncode} before its first case", flush=True)
             return False
@@ -77,15 +78,16 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
 
 
 def environment(part: str) -> dict[str, str]:
-    """Of the part's process. Parts share what they compile. PyTorch's peers need memory of the same device; all else
-    gets nearly all of it at once, or what one step has freed in pieces is too small for the next one. Where kernels are
-    launched as graphs the profiler does not know of which operation each is (openxla/xprof#3070)."""
+    """The environment variables of a part's process. Parts share the cache of compiled programs. For PyTorch's peers
+    jax must leave memory on the same device; in all other parts jax reserves nearly all of it at once, because the
+    pieces that one step frees may be too small for the next one. For the profile, launches of kernels as graphs are
+    turned off, because the profiler cannot attribute them to operations (openxla/xprof#3070)."""
     own = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     if "JAX_COMPILATION_CACHE_DIR" not in own:
         own["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir(), "nagjax-device-programs"))
         own.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if (named := own.get("JAX_PLATFORMS")) and "cpu" not in named.split(","):
-        own["JAX_PLATFORMS"] = f"{named},cpu"  # which says what the values should be
+        own["JAX_PLATFORMS"] = f"{named},cpu"  # the CPU computes the expected values
     if "CUDA_ROOT" not in own and (root := compilers_root()):
         own["CUDA_ROOT"] = root
     if part == "kernels":
@@ -98,8 +100,8 @@ def environment(part: str) -> dict[str, str]:
 
 
 def compilers_root() -> str | None:
-    """The CUDA whose compiler is on the path, where NVIDIA's packages are installed without theirs, as by PyTorch: jax
-    0.11 then looks for libdevice in a folder named None."""
+    """The CUDA whose compiler is on the path, if NVIDIA's packages are installed without their compiler, as PyTorch
+    installs them; else None. Without this, jax 0.11 looks for libdevice in a folder named None."""
     namespace = importlib.util.find_spec("nvidia")
     installed = [Path(folder) for folder in namespace.submodule_search_locations or ()] if namespace else []
     if not installed or any((folder / of / "bin" / "ptxas").exists() for folder in installed for of in CUDA_PACKAGES):

@@ -25,12 +25,13 @@ from benchmarks.plan_tables import table as _table  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "device"
 PAGES = ("README.md", "pallas_kernels/README.md", "docs/hardware.md")
 NOTHING = "Not measured on any device yet: `python benchmarks/device.py --part {part} --out FOLDER` does it."
-TOLD = ("jax", "nvidia-cudnn-cu13", "libtpu", "torch", "triton", "tokamax")  # versions that a table is headed with
+TOLD = ("jax", "nvidia-cudnn-cu13", "libtpu", "torch", "triton", "tokamax")  # versions in the heading of a table
 MARKED = re.compile(r"(<!-- device: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def values(rows: list[dict]) -> str:
-    """How many programs were right, and the worst error in units of what is allowed, by op and implementation."""
+    """The number of programs whose results were right, and the worst error in units of the tolerance, by op and
+    implementation."""
     return _grouped(
         rows,
         ("op", "implementation"),
@@ -44,7 +45,7 @@ def values(rows: list[dict]) -> str:
 
 
 def kernels(rows: list[dict]) -> str:
-    """Microseconds, share of the copy bandwidth and time against XLA's fusion, by op, width and implementation."""
+    """Microseconds, share of the copy bandwidth, and time relative to XLA's fusion, by op, width and implementation."""
     lines = []
     for row in rows:
         case = row["case"]
@@ -69,9 +70,9 @@ def kernels(rows: list[dict]) -> str:
 
 
 def steps(rows: list[dict]) -> str:
-    """Step time, MFU and memory by size, rematerialisation, kernels and scheme, against plain under the same ones in
-    the same process: another start may have been on another machine. The peak of MFU is that of a matrix product in the
-    same process; in brackets, the data sheet's."""
+    """Step time, MFU and memory by size, rematerialisation, kernels and scheme, relative to plain with the same
+    settings in the same process, because another start may have been on another machine. The peak for MFU is that of a
+    matrix product in the same process; MFU by the data sheet's peak is in brackets."""
     lines = []
     for row in rows:
         if "result" not in row:
@@ -96,17 +97,17 @@ def steps(rows: list[dict]) -> str:
 
 
 def attention(rows: list[dict]) -> str:
-    """Time and the worst error of output and gradients by shape and implementation."""
+    """Time, and the worst error of output and gradients, by shape and implementation."""
     return _compared(rows, {"B x T x H x Dh": _shape, "documents a row": lambda case: str(case["documents"])})
 
 
 def experts(rows: list[dict]) -> str:
-    """Time and the worst error of the matmuls of dropless experts and their gradients."""
+    """Time, and the worst error, of the matmuls of dropless experts and their gradients."""
     return _compared(rows, {"rows x experts x m x n": _shape})
 
 
 def _compared(rows: list[dict], columns: dict[str, Callable[[dict], str]]) -> str:
-    """Implementations: after columns of the case, milliseconds and the worst error."""
+    """A table of implementations: columns that name the case, then milliseconds and the worst error."""
     lines = []
     for row in rows:
         if "result" in row:
@@ -122,7 +123,7 @@ def _shape(case: dict) -> str:
 
 
 def mod(rows: list[dict]) -> str:
-    """Time saved over FLOPs saved by Mixture-of-Depths, against the dense step of the same process."""
+    """Time saved relative to FLOPs saved by Mixture-of-Depths, compared with the dense step of the same process."""
     lines = []
     for row in rows:
         case = row["case"]
@@ -148,7 +149,8 @@ def training(rows: list[dict]) -> str:
 
 
 def profile(rows: list[dict]) -> str:
-    """Share of a step's device time by part of the model; `named`: how much of the step's time these parts are."""
+    """Share of a step's device time by part of the model; `named` is the share of the step's time that all these parts
+    cover."""
     good = [row for row in rows if "result" in row]
     names = sorted({name for row in good for name in row["result"]["scopes"]})
     lines = []
@@ -167,7 +169,8 @@ TABLES: dict[str, Callable[[list[dict]], str]] = {
 
 
 def render(name: str, results: Path) -> str:
-    """One table for all figures of the part that have device, versions and commit in common, in each machine's file."""
+    """One table for all figures of the part with the same device, versions and commit, for the files of all
+    machines."""
     parts = []
     for path in sorted(results.glob(f"*/{name}.jsonl")):
         if path.parent.name == REHEARSAL:
@@ -181,7 +184,7 @@ def render(name: str, results: Path) -> str:
 
 
 def _part(name: str, path: Path, rows: list[dict]) -> str:
-    """The table under what it was measured on; without a table where every case failed."""
+    """The table below a heading that says what it was measured on; no table if every case failed."""
     where, days = rows[-1]["origin"], sorted({row["origin"]["date"][:10] for row in rows})
     with_packages = "".join(f", {name} {has}" for name, has in where["versions"].items() if name in TOLD and has)
     of_days = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
@@ -194,7 +197,7 @@ def _part(name: str, path: Path, rows: list[dict]) -> str:
 
 
 def rewritten(page: str, results: Path) -> str:
-    """The page with its tables as the results have them."""
+    """The page with its tables made from the results."""
     return MARKED.sub(lambda m: f"{m[1]}{render(m[2], results)}\n{m[3]}", page)
 
 

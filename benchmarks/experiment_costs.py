@@ -48,7 +48,7 @@ def measured(topology: str, width: str, depth: str, context: str, batch: str, re
 
 
 def highest_mfu(results: list[dict], topology: str, width: int) -> float:
-    """Of the planned model on that machine whose width is nearest."""
+    """The highest MFU of the planned model on that machine whose width is nearest to `width`."""
     planned = {int(one["case"][1]): one["highest_mfu"] for one in results if one["case"][0] == topology}
     return planned[min(planned, key=lambda own: abs(math.log(own / width)))]
 

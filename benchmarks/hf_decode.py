@@ -23,7 +23,7 @@ parser.add_argument("--compiled", action="store_true", help="with a static cache
 
 
 def build(folder: Path, fields: dict) -> None:
-    """Weights wide enough that the likeliest token is seldom a near tie."""
+    """Saves a model with weights of such a spread that two tokens are seldom almost equally likely."""
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
     for name, value in model.named_parameters():
@@ -43,7 +43,7 @@ def main() -> None:
     extra = {}
     if options.compiled:
         how = transformers.CompileConfig(fullgraph=False, dynamic=False, mode="default")
-        how._compile_all_devices = True  # else a CPU is left out
+        how._compile_all_devices = True  # else torch.compile leaves CPUs out
         extra = {"cache_implementation": "static", "compile_config": how}
     print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}), flush=True)
     while True:

@@ -1,5 +1,5 @@
-"""What follows from the figures of benchmarks.library_kernels: which implementation nagjax takes, and why, in words
-whose numbers are those of the results."""
+"""The conclusions from the figures of benchmarks.library_kernels: which implementation nagjax uses and why, in
+sentences with the numbers of the results."""
 
 import dataclasses
 import textwrap
@@ -12,8 +12,8 @@ LINE = 120
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """One implementation: FLOPs of its matmuls (None where a kernel does not tell), bytes moved, bytes it needs
-    besides its operands and results, and the least milliseconds that matmuls and bytes take on its chip."""
+    """The figures of one implementation: FLOPs of its matmuls (None if a kernel does not report them), bytes moved,
+    temporary bytes besides operands and results, and the least milliseconds that matmuls and bytes take on its chip."""
 
     flops: float | None
     moved: float
@@ -28,7 +28,7 @@ class Figures:
 
     @property
     def least(self) -> float:
-        """Milliseconds that it takes at least."""
+        """The least milliseconds that the implementation takes."""
         return max(self.matmuls, self.memory)
 
 

@@ -53,7 +53,7 @@ CASES = [  # operation, chip, implementation
 
 
 def head(implementation: str) -> tuple[Callable, list]:
-    """The loss of 16,384 tokens and its gradients by states and table."""
+    """The loss of 16,384 tokens, and its gradients with respect to states and table."""
 
     def own(states, table, targets):
         weights, scale = jnp.ones(targets.shape, jnp.float32), jnp.zeros(targets.shape, jnp.float32)
@@ -70,7 +70,7 @@ def head(implementation: str) -> tuple[Callable, list]:
 
 
 def experts(implementation: str) -> tuple[Callable, list]:
-    """One matmul of 16,384 sorted rows with their experts' matrices, and both gradients."""
+    """One matmul of 16,384 rows, sorted by expert, with their experts' matrices, and both gradients."""
 
     def matmul(rows, matrices, sizes):
         if implementation == "own":
@@ -104,7 +104,7 @@ def attention(implementation: str) -> tuple[Callable, list]:
                 return attend(q, k, v, where, where, "tokamax")
         import tokamax
 
-        if implementation == "tokamax mosaic_tpu":  # which takes no documents, but any mask
+        if implementation == "tokamax mosaic_tpu":  # this kernel does not know documents, but takes any mask
             mask = seen_mask(where, where)
             return tokamax.dot_product_attention(q, k, v, mask=mask, implementation="mosaic_tpu")
         from tokamax._src.ops.experimental.tpu.splash_attention import api, reference, splash_attention_mask
@@ -128,7 +128,8 @@ def attention(implementation: str) -> tuple[Callable, list]:
 
 
 def measured(operation: str, chip: str, implementation: str) -> dict:
-    """FLOPs of matmuls (None where a kernel does not tell), bytes of main memory, temporary bytes."""
+    """FLOPs of matmuls (None if a kernel does not report them), bytes moved to and from main memory, and temporary
+    bytes."""
     from tokamax.config import cross_compile
 
     topology = parse(chip)
@@ -155,7 +156,7 @@ def texts(results: list[dict]) -> dict[str, str]:
 
 
 def shapes() -> str:
-    """What was compiled, in words."""
+    """A description of the shapes that were compiled."""
     return paragraph(
         f"The head has {TOKENS:,} tokens, {WIDTH:,} features and {VOCAB:,} entries. Experts are one matmul of "
         f"{ROWS:,} rows with {EXPERTS} matrices of {WIDTH:,} x {HIDDEN:,}. Attention is causal within packed "

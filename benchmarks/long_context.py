@@ -17,7 +17,7 @@ from nagjax.train.head_loss import chunk_tokens
 
 PAGE = ROOT / "docs" / "memory.md"
 COMMON = "--preset 350M --vocab 131072"
-# No slice has fewer than four v5p: each of the four gets a whole copy of the model's state and one sequence.
+# No slice has fewer than four v5p, so each of the four gets a whole copy of the model's state and one sequence.
 V5P = ("v5p:2x2x1", "--context 32768 --batch 4 --mesh.data 4 --remat block")
 H200 = ("h200x1", "--context 32768 --batch 1 --remat block --attention tokamax")
 ONE_CHUNK = "--loss-chunk 32768"
@@ -37,7 +37,7 @@ def command(topology: str, options: str) -> str:
 
 
 def measured(topology: str, options: str) -> dict:
-    """What the plan says of each chip: bytes of its memory, FLOPs, bytes moved, and the least time of a step."""
+    """The plan's figures for each chip: bytes of its memory, FLOPs, bytes moved, and the least time of a step."""
     words = command(topology, options)
     print(words)
     with tempfile.TemporaryDirectory() as folder:

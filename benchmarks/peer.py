@@ -1,4 +1,4 @@
-"""A program of another environment that is timed beside ours: it waits for its turn."""
+"""A program in another environment that is timed alongside nagjax: it computes only when asked."""
 
 import json
 import subprocess
@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 class Peer:
-    """`program` of this folder, which says in JSON what it runs (`about`), and answers each line with a line."""
+    """Runs `program` of this folder, which reports its versions as JSON (`about`) and answers each input line with a
+    line."""
 
     def __init__(self, python: str, program: str, *options: str):
         command = [python, str(Path(__file__).parent / program), *options]

@@ -39,7 +39,7 @@ STANDARD = [
     ("7B", "v5p:8x8x4"),
 ]
 REMAT = [("1B", "v5p:2x2x2", policy) for policy in ("none", "dots", "block", "offload")]
-ASKED, TYPE = ("150M", "v5e:4x4", "block"), "v5e-16"  # whose bill is quoted, and its slice's name at Google Cloud
+ASKED, TYPE = ("150M", "v5e:4x4", "block"), "v5e-16"  # plan whose bill is quoted, its name at Google Cloud
 TOKENS, DOLLARS_PER_HOUR = 3e9, 1.2  # of the quoted bill; the price is an example
 ORDERS = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
 
@@ -56,7 +56,7 @@ def key(result: dict) -> tuple[str, str, str]:
 
 
 def quoted(result: dict) -> str:
-    """The command that asks for the bill of a training, and the end of what it prints."""
+    """The command that prints the bill of a training, and the end of its output."""
     preset, _, remat = ASKED
     command = f"nagjax plan --preset {preset} --topology {TYPE} --remat {remat}"
     command += f" --tokens {TOKENS:.0e}".replace("e+0", "e") + f" --dollars-per-hour {DOLLARS_PER_HOUR:g}"

@@ -1,4 +1,4 @@
-"""Tables of plans in Markdown, and a function that puts them into a document."""
+"""Tables of plans in Markdown, and functions that insert them into a document."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,13 +66,14 @@ def remat(results: Iterable[dict]) -> str:
 
 
 def bills(results: Iterable[dict], tokens_per_parameter: float) -> str:
-    """A table with one line per model and machine that fits: what a training of so many tokens takes."""
+    """A table with one line per model and machine that fits: time and cost of a training of `tokens_per_parameter`
+    tokens per parameter."""
     head = f"model, machine, tokens, hours at {ASSUMED_MFU:.0%} MFU, chip-hours, hours at the bound, chip-hours"
     return table(head.split(", "), (_bill_row(own, tokens_per_parameter) for own in results if own["fits"]))
 
 
 def _what(result: dict) -> tuple[str, str]:
-    """The model and the machine."""
+    """The model and the machine, as cells."""
     return f"{result['label']} ({result['parameters'] / 1e9:.2f}B)", f"`{result['topology']}`"
 
 
@@ -92,7 +93,7 @@ def insert(document: str, name: str, text: str) -> str:
 
 
 def inserted(document: str, texts: Mapping[str, str]) -> str:
-    """The document with each of these texts between its two marks."""
+    """The document with each of these texts inserted between the marks of its name."""
     for name, text in texts.items():
         document = insert(document, name, text)
     return document

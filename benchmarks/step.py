@@ -29,7 +29,7 @@ PARTS = tuple(part for part in (*SCOPES, OTHER) if part != "routing")  # of a de
 
 
 class Torch(Peer):
-    """PyTorch's step of the same sizes."""
+    """PyTorch's step at the same sizes."""
 
     def __init__(self, python: str, blueprint, batch: int, compiled: bool):
         model = blueprint.config.model
@@ -42,7 +42,7 @@ class Torch(Peer):
 
 
 def measure(depth: int, width: int, batch: int, context: int, rounds: int, python: str | None) -> dict:
-    """One size: milliseconds, ratios to the plain scheme, and the share of each part."""
+    """The figures of one size: milliseconds, ratios to the plain scheme, and the share of each part."""
     blueprints = {name: blueprint_of(name, depth, width, batch, context) for name in SCHEMES}
     racers = {name: Racer(blueprint, batch, context) for name, blueprint in blueprints.items()}
     peers = {}
@@ -69,7 +69,7 @@ def measure(depth: int, width: int, batch: int, context: int, rounds: int, pytho
 
 
 def texts(sittings: list[dict]) -> dict[str, str]:
-    """Of docs/cpu.md: times as multiples of plain's, and the shares of plain's parts."""
+    """The tables of docs/cpu.md: times as multiples of plain's, and the shares of plain's parts."""
     names = ("nag", "review", *(f"torch_{how}" for how in TORCH))
     ratios, shares = [], []
     for sitting in sittings:

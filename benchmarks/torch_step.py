@@ -30,7 +30,7 @@ def unit_rms(x):
 
 
 def matrix(rows: int, columns: int, scale: float = 1.0) -> nn.Parameter:
-    """[out, in], normal with standard deviation scale / sqrt(in)."""
+    """A parameter [out, in] with normal initial values of standard deviation scale / sqrt(in)."""
     return nn.Parameter(torch.randn(rows, columns) * scale * columns**-0.5)
 
 

@@ -17,10 +17,10 @@ sys.path.insert(0, str(ROOT))
 
 from pallas_kernels.origin import commit, sources  # noqa: E402
 
-# What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold; then those of these that
-# are Python alone, in the versions that the tests run with: the image has what they need.
+# The packages that nagjax imports and that an image with jax, flax, optax, orbax, chex and torch lacks; then those
+# packages of the image that are pure Python, in the versions that the tests use: the image has their dependencies.
 PACKAGES = ("grain", "array_record", "portpicker", "flax", "optax", "orbax-checkpoint", "chex")
-COMMIT = "COMMIT"  # the file beside the wheels with the commit and its sources: a checkout may travel without history
+COMMIT = "COMMIT"  # file with commit and sources' hash, for copies without history
 PLATFORMS = ("_2_39", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 
 
@@ -43,9 +43,9 @@ def main() -> None:
 
 
 def replace(out: Path, made: Path) -> None:
-    """Puts the wheels in `made` into the folder, in place of all that were there; other files in it stay."""
+    """Moves the wheels in `made` into the folder and removes all wheels that were there; other files in it stay."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("*.whl"), out / COMMIT):  # two versions of one package cannot be installed
+    for old in (*out.glob("*.whl"), out / COMMIT):  # two versions of one package cannot both be installed
         old.unlink(missing_ok=True)
     shutil.copytree(made, out, dirs_exist_ok=True)
 

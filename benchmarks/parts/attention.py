@@ -1,4 +1,4 @@
-"""Part `attention`: each implementation's values against float32 softmax attention, and its time."""
+"""Part `attention`: the error of each implementation against float32 softmax attention, and its time."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ REPEATS = 7
 
 
 def here() -> list[str]:
-    """Those of this platform whose packages are installed."""
+    """The implementations for this platform whose packages are installed."""
     named = IMPLEMENTATIONS[jax.devices()[0].platform]
     return [name for name in named if name != "tokamax" or importlib.util.find_spec("tokamax")]
 
@@ -37,7 +37,8 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def measure(shape: tuple[int, int, int, int], documents: int, implementation: str) -> dict:
-    """Relative error (2-norm, against float32) of the output and the three gradients; milliseconds of both passes."""
+    """Relative errors (2-norm, against float32) of the output and the three gradients, and milliseconds of both
+    passes."""
     q, k, v, pulled, where = inputs(shape, documents)
     program = jax.jit(functools.partial(both, where, implementation))
     exact, found = _exact(shape, documents), jax.block_until_ready(program(q, k, v, pulled))
@@ -47,8 +48,8 @@ def measure(shape: tuple[int, int, int, int], documents: int, implementation: st
 
 
 def working(model: ModelConfig, batch: int) -> ModelConfig:
-    """The model for whole steps of so many sequences, with XLA's attention where that of "auto" fails here: for all
-    tokens' queries, or for as many as Mixture-of-Depths chooses."""
+    """The model for whole steps of `batch` sequences. It uses XLA's attention if the one that "auto" chooses fails
+    here, with the queries of all tokens or with as many as Mixture-of-Depths chooses."""
     shape = batch, model.context, model.heads, model.head_width
     rates = {rate for rate, _ in model.mod.rates(model.depth) if 0.0 < rate < 1.0}
     counts = [model.context, *sorted({kept(rate, model.context) for rate in rates})]
@@ -65,7 +66,7 @@ def _chosen(shape: tuple[int, int, int, int], queries: int) -> str:
         found = jax.jit(functools.partial(both, where, "auto", asking=asking))(first(q), k, v, first(pulled))
         if not all(np.isfinite(np.asarray(x, np.float32)).all() for x in found):
             raise FloatingPointError("values that are not finite")
-    except Exception as failed:  # cuDNN's is compiled by nothing but a GPU: a step is better than none
+    except Exception as failed:  # only a GPU can compile cuDNN's attention; a slower step is better than none
         at = f"attention at {list(shape)} with {queries} queries"
         print(f"{at}: XLA's, as that of auto failed: {in_one_line(failed)}", flush=True)
         return "xla"
@@ -75,7 +76,7 @@ def _chosen(shape: tuple[int, int, int, int], queries: int) -> str:
 def inputs(
     shape: tuple[int, int, int, int], documents: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Where]:
-    """Queries, keys, values, the output's cotangent, and where the documents lie in their rows."""
+    """Queries, keys, values, the output's cotangent, and the positions of documents in rows."""
     batch, tokens, _, _ = shape
     own = jnp.repeat(jnp.arange(1, documents + 1), tokens // documents)
     where = Where(
@@ -86,15 +87,16 @@ def inputs(
 
 
 def both(where: Where, implementation: str, q, k, v, pulled, asking: Where | None = None) -> tuple[jax.Array, ...]:
-    """Attention's output and the gradients of queries, keys and values. `asking`: where the queries are, if elsewhere
-    than the keys."""
+    """Attention's output, and the gradients of queries, keys and values. `asking` gives the positions of queries if
+    they differ from those of keys."""
     out, pull = jax.vjp(lambda *x: attend(*x, asking or where, where, implementation), q, k, v)
     return out, *pull(pulled.astype(out.dtype))
 
 
-@functools.lru_cache(maxsize=1)  # the implementations at one shape come one after the other
+@functools.lru_cache(maxsize=1)  # cases with the same shape follow each other
 def _exact(shape: tuple[int, int, int, int], documents: int) -> tuple[jax.Array, ...]:
-    """One row at a time, as scores of all may not fit where what is measured keeps none; all rows have one `where`."""
+    """The results in float32, computed row by row, because the scores of all rows may not fit into memory even if the
+    implementations that are measured keep none. All rows have the same `where`."""
     *arrays, where = inputs(shape, documents)
     row = Where(*(x[:1] for x in where))
     one = lambda x: [y[0] for y in both(row, "xla", *(part[None] for part in x))]  # noqa: E731
@@ -102,8 +104,8 @@ def _exact(shape: tuple[int, int, int, int], documents: int) -> tuple[jax.Array,
 
 
 def in_float32(program, *args: jax.Array) -> tuple[jax.Array, ...]:
-    """The program's results with float32 operands and products that are float32 too: on accelerators these are by
-    default made of shorter numbers."""
+    """The program's results with float32 operands and true float32 products; by default, accelerators use less precise
+    products."""
     with jax.default_matmul_precision("highest"):
         return jax.jit(program)(*(x.astype(jnp.float32) for x in args))
 

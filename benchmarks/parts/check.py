@@ -1,6 +1,6 @@
-"""Whether the parts can be imported, and what there is to measure on: `python -m benchmarks.parts.check`.
+"""Checks that the parts can be imported and that there is a device: `python -m benchmarks.parts.check`.
 
-A few seconds before the first part, on a machine where nobody has tried them.
+Takes a few seconds; to be run before the first part on a machine where the parts have never run.
 """
 
 import importlib
@@ -13,11 +13,11 @@ from benchmarks.parts.rows import PACKAGES
 from benchmarks.parts.worker import PARTS
 from pallas_kernels.origin import versions
 
-IN_FUNCTIONS = ("grain", "tokenizers")  # in which a training imports them
+IN_FUNCTIONS = ("grain", "tokenizers")  # packages that a training imports inside functions
 
 
 def main() -> int:
-    """0 where a part can begin, else 1, and says why."""
+    """Returns 0 if a part can begin, else 1, and prints why."""
     print("check:", ", ".join(f"{name} {has}" for name, has in versions(PACKAGES).items() if has), flush=True)
     parts = dict.fromkeys(f"benchmarks.parts.{where.partition('.')[0]}" for where, _ in PARTS.values())
     for name in (*parts, *IN_FUNCTIONS):

@@ -1,4 +1,5 @@
-"""Part `experts`: values and time of the products of dropless experts, by XLA alone and by what nagjax chooses."""
+"""Part `experts`: errors and time of the matmuls of dropless experts, by XLA alone and by the implementation that
+nagjax chooses."""
 
 import contextlib
 import functools
@@ -16,7 +17,7 @@ IMPLEMENTATIONS = {"gpu": ("xla", "chosen"), "tpu": ("chosen",), "cpu": ("chosen
 
 
 def here() -> tuple[str, ...]:
-    """Those of this platform that differ: without tokamax's kernels what nagjax chooses is XLA's."""
+    """The implementations that differ on this platform: without tokamax's kernels, nagjax chooses XLA's."""
     named = IMPLEMENTATIONS[jax.devices()[0].platform]
     return named if ragged.usable() else named[:1]
 
@@ -30,13 +31,13 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def measure(shape: tuple[int, int, int, int], implementation: str) -> dict:
-    """Of sorted rows in groups of unequal sizes and [m, n] matrices, bfloat16: relative error (2-norm, against float32,
-    group by group) of the product and both gradients; milliseconds of both passes."""
+    """For sorted rows in groups of unequal sizes and [m, n] matrices, in bfloat16: relative errors (2-norm, against
+    float32, group by group) of the product and both gradients, and milliseconds of both passes."""
     count, groups, m, n = shape
     keys = jax.random.split(jax.random.key(0), 4)
     draw = lambda key, *shape: jax.random.normal(key, shape, jnp.bfloat16)  # noqa: E731
     rows, matrices, pulled = draw(keys[0], count, m), draw(keys[1], groups, m, n), draw(keys[2], count, n)
-    of = jax.random.randint(keys[3], (count - count // 8,), 0, groups)  # an eighth of the rows is nobody's
+    of = jax.random.randint(keys[3], (count - count // 8,), 0, groups)  # an eighth of the rows belongs to no expert
     sizes = jnp.bincount(of, length=groups).astype(jnp.int32)
 
     def both(product, rows, matrices, pulled):

@@ -1,7 +1,7 @@
-"""Part `kernels`: time of every op by every implementation that runs here, and of peers, at the widths of models.
+"""Part `kernels`: the time of every op in every implementation that runs here, and of peers, at the widths of models.
 
-Bandwidth is that of the bytes an op cannot avoid, as a share of a plain copy's in the same run. `vs_reference` is the
-time over that of XLA's own compilation of the reference in the same process.
+Bandwidth counts only the bytes that an op cannot avoid, and is given as a share of a plain copy's in the same run.
+`vs_reference` is the time relative to XLA's own compilation of the reference in the same process.
 """
 
 import functools
@@ -17,17 +17,17 @@ from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
 from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, seconds, size
 
-WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple behind all ops at 1024
+WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple follow after all ops at 1024
 ROWS = 16384
 REPEATS = 10
-PEERS_SECONDS = 120.0  # that its case may take: torch compiles for longer than others
+PEERS_SECONDS = 120.0  # the limit of its case, because torch takes longer than others to compile
 FIRST = ("nag_update_modulated", "nag_update", "add_rms_norm", "review_update")
 IN_PLACE = ("put_rows", "nag_update_rows")
-_references: dict[tuple[str, tuple[int, int, str]], dict[str, float]] = {}  # microseconds by pass, of this process
+_references: dict[tuple[str, tuple[int, int, str]], dict[str, float]] = {}  # by pass, in this process
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """The kernel that NAG trains with comes first, and the ops of whole streams before those of rows."""
+    """First the kernel that NAG trains with; ops on whole streams come before those on rows."""
     others = tuple(name for name in all_ops() if name not in FIRST)
     first, then = WIDTHS
     order = [(FIRST, first), (others, first[:1]), (FIRST, then), (others, (*then, *first[1:]))]
@@ -54,14 +54,14 @@ def _of_width(ops: tuple[str, ...], shape: tuple[int, int, str]) -> Iterator[Cas
 
 
 def measure(name: str, implementation: str, shape: tuple[int, int, str]) -> dict:
-    """By pass: `us`, `of_copy`, `vs_reference`; `error_backward`, where the gradients fail alone."""
+    """By pass: `us` (microseconds), `of_copy`, `vs_reference`; `error_backward` if only the gradients fail."""
     (times, failed), passes = _timed(name, implementation, shape), {}
     if implementation == REFERENCE:
         _references[name, shape] = times
-    elif (name, shape) not in _references:  # its case was measured by another process
+    elif (name, shape) not in _references:  # another process measured the reference's case
         try:
             _references[name, shape] = _timed(name, REFERENCE, shape)[0]
-        except Exception:  # its own case has the error
+        except Exception:  # the reference's own case reports the error
             _references[name, shape] = {}
     base = _references[name, shape]
     for what, us in times.items():
@@ -77,21 +77,21 @@ def _timed(name: str, implementation: str, shape: tuple[int, int, str]) -> tuple
 
 
 def peers(shape: tuple[int, int, str]) -> dict:
-    """`benchmarks.parts.peers`, which imports PyTorch."""
+    """Runs `benchmarks.parts.peers`, which imports PyTorch."""
     from benchmarks.parts import peers
 
     return peers.measure(shape, copy(), ROTATE_BYTES)
 
 
 def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict:
-    """Forward time of an op that writes into a stream it owns, as it does inside a training step: of one program that
-    visits so many streams, each with rows of its own, that none is still in a cache. It is queued so often that the
-    device does not wait for the host; barriers keep one call behind the other."""
+    """Forward time of an op that overwrites a stream that it owns, as it does inside a training step. One program
+    visits so many streams, each with its own rows, that none is still in a cache. Many calls are queued, so that the
+    device does not wait for the host; barriers keep the calls in order."""
     op, of = all_ops()[name], sample(name, *shape)
     count = max(-(-_rotate() // size(of.args[0])), 1)
     sets = [arrays(jax.random.key(i), of.args) for i in range(count)]
     streams, rests = [stream for stream, *_ in sets], [rest for _, *rest in sets]
-    del sets  # streams are given away
+    del sets  # streams are donated below
 
     @functools.partial(jax.jit, donate_argnums=0)
     def program(streams, rests):

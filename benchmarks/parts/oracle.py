@@ -1,9 +1,9 @@
-"""What an op's results should be: its reference in float64, with every rounding that the reference makes.
+"""The expected results of an op: its reference in float64, with every rounding that the reference makes.
 
 An op rounds on purpose: the norm in `add_rms_norm` is that of the sum as it is stored, and a gradient in which two
-terms cancel depends on that. So the reference is traced with the dtypes that it is used with, and its program is then
-run in float64, where each value of a dtype narrower than float32 is rounded to that dtype. A gradient passes such a
-rounding unchanged.
+terms cancel depends on that. So the reference is traced with its actual dtypes, and its program is then run in float64,
+where each value of a dtype narrower than float32 is rounded to that dtype. A gradient passes through such a rounding
+unchanged.
 """
 
 import functools
@@ -21,16 +21,16 @@ from pallas_kernels.ops import modulator
 
 
 class Oracle(NamedTuple):
-    """Outputs, then gradients, float64. `true`: gradients are rounded nowhere. `rounded`: they are rounded wherever the
-    reference's own derivative is, and matrices have the 16 bits with which kernels multiply bfloat16 rows; what lies
-    between the two shows how far an implementation may be off that rounds as documented."""
+    """Outputs followed by gradients, all float64. `true`: gradients are never rounded. `rounded`: gradients are rounded
+    wherever the reference's own derivative rounds, and matrices have the 16 bits with which kernels multiply bfloat16
+    rows. The difference of the two shows how large the errors of an implementation that rounds as documented may be."""
 
     true: list[np.ndarray]
     rounded: list[np.ndarray]
 
 
 def oracle(op: Op, constants: dict, args: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Oracle:
-    """On the CPU, of these inputs as they are rounded."""
+    """Computes the expected results on the CPU, from these inputs as they are (already rounded)."""
     reference = functools.partial(run, op, REFERENCE, **constants)
     forward = jax.make_jaxpr(reference)(*args)
     true = functools.partial(with_gradients, lambda *args: tuple(_run(forward, args)))
@@ -63,7 +63,7 @@ def _run(program: jax.extend.core.ClosedJaxpr, args: Sequence[jax.Array]) -> lis
         inputs = [value(x) for x in step.invars]
         if "jaxpr" in step.params:  # a jitted function
             results = _run(step.params["jaxpr"], inputs)
-        elif step.primitive is jax.lax.scatter_add_p:  # holds an addition of the narrow dtype
+        elif step.primitive is jax.lax.scatter_add_p:  # contains an addition in the narrow dtype
             names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
             results = [jax.lax.scatter_add(*inputs, **{name: step.params[name] for name in names})]
         else:
@@ -76,7 +76,7 @@ def _run(program: jax.extend.core.ClosedJaxpr, args: Sequence[jax.Array]) -> lis
 
 
 def _is_float(option: object) -> bool:
-    """Whether a primitive's option is a dtype to compute in."""
+    """Whether a primitive's option is a dtype for its computation."""
     return isinstance(option, np.dtype) and jnp.issubdtype(option, jnp.floating)
 
 
@@ -85,7 +85,7 @@ def _wide(x):
 
 
 def _stored(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """x as this dtype holds it; its gradient passes as if it were not rounded."""
+    """x rounded to this dtype; its gradient passes as if it were not rounded."""
     if not _narrow(dtype):
         return x
     of = jnp.finfo(dtype)

@@ -12,12 +12,13 @@ import triton.language as tl
 from triton.testing import do_bench, do_bench_cudagraph
 
 EPSILON = 1e-6
-ROWS_PER_PROGRAM = 32  # of the backward kernel, which sums the gain's gradient over them
+ROWS_PER_PROGRAM = 32  # of the backward kernel, which sums the gain's gradient over these rows
 
 
 def measure(shape: tuple[int, int, str], copy: float, rotate: int) -> dict:
-    """By peer and pass: `us`, and `of_copy`, the share of a copy's bandwidth `copy` (GB/s) at one visit's bytes; in the
-    forward pass `host_time`, where the host's is in it. Operands of more than `rotate` bytes are visited in turn."""
+    """By peer and pass: `us` (microseconds) and `of_copy`, the share of the copy bandwidth `copy` (GB/s) that one
+    visit's bytes reach. In the forward pass also `host_time`, whether the host's time is included. Operands of more
+    than `rotate` bytes are visited in turn."""
     rows, width, dtype = shape
     dtype = getattr(torch, dtype)
     make = lambda: torch.randn(rows, width, device="cuda", dtype=dtype)  # noqa: E731
@@ -29,7 +30,7 @@ def measure(shape: tuple[int, int, str], copy: float, rotate: int) -> dict:
         try:
             forward, by_host = _microseconds(lambda one, of=function: of(*one[:2], gain), sets)
             both, both_by_host = _microseconds(lambda one, of=function: _gradients(of, *one[:2], gain, one[2]), sets)
-        except Exception as error:  # as without a compiler for Inductor: the other one has figures all the same
+        except Exception as error:  # for example no compiler for Inductor; the other peer still has figures
             failed[name] = f"{type(error).__name__}: {error}"[:400]
             continue
         times = {"forward": forward} | ({"backward": both - forward} if both > forward else {})
@@ -46,21 +47,21 @@ def measure(shape: tuple[int, int, str], copy: float, rotate: int) -> dict:
 
 
 def _gradients(function, stream, update, gain, pulled):
-    """Outputs, then gradients."""
+    """Outputs followed by gradients."""
     outputs = function(stream, update, gain)
     return *outputs, *torch.autograd.grad(outputs, (stream, update, gain), pulled)
 
 
 def _microseconds(call, sets) -> tuple[float, bool]:
-    """Median time of a call, and whether the host's is in it. The results of a round over all sets are kept until its
-    end: none is written where another one was, in a cache."""
+    """The median time of a call, and whether the host's time is included. The results of a round over all sets are kept
+    until its end, so that none is written to memory that is still in a cache."""
 
     def visit():
         return [call(one) for one in sets]
 
     try:
         return 1e3 * do_bench_cudagraph(visit, return_mode="median") / len(sets), False
-    except RuntimeError:  # a graph of it cannot be captured
+    except RuntimeError:  # no graph of it can be captured
         torch.cuda.synchronize()
         return 1e3 * do_bench(visit, return_mode="median") / len(sets), True
 
@@ -74,8 +75,8 @@ def _errors(function, stream, update, gain, pulled) -> list[float]:
 
 
 def compiled():
-    """The fusion of the next shape alone: from the second shape on torch.compile takes sizes as unknown, and its kernel
-    is another one."""
+    """torch.compile's fusion, for the next shape only: from the second shape on, torch.compile treats sizes as unknown
+    and makes a different kernel."""
     torch._dynamo.reset()
     return torch.compile(_eager, dynamic=False)
 

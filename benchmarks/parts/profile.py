@@ -1,4 +1,4 @@
-"""Part `profile`: where the time of a training step goes, by the names the model gives its parts."""
+"""Part `profile`: the time of a training step by part of the model, under the names that the model gives its parts."""
 
 import functools
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from benchmarks.parts.rows import Case, Options
 from benchmarks.parts.steps import Size, blueprint_of, random_batch, sizes
 from nagjax.measure.profile import trace_steps
 
-SCHEMES = ("nag", "plain", "review", "lns")  # each is compiled anew: launches as graphs are part of a program
+SCHEMES = ("nag", "plain", "review", "lns")  # each is compiled anew, because graph launches are part of a program
 
 
 def cases(options: Options) -> Iterator[Case]:
@@ -18,7 +18,7 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def measure(size: Size, scheme: str, options: Options) -> dict:
-    """Milliseconds per step by part, with rematerialised blocks."""
+    """Milliseconds per step by part of the model, with rematerialised blocks."""
     blueprint = blueprint_of(size, scheme, remat="none" if options.rehearsal else "block")
     found = trace_steps(blueprint, random_batch(size), options.scratch / "trace" / scheme, 3)
     return found | {"attention": blueprint.config.model.attention}

@@ -1,4 +1,4 @@
-"""The file a part writes: one JSON line per measured case, so that a killed part loses one case."""
+"""The file that a part writes: one JSON line per measured case, so that a killed part loses only one case."""
 
 import concurrent.futures
 import contextlib
@@ -18,47 +18,47 @@ PACKAGES = (
     *("jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "libtpu", "tokamax", "jax-triton", "torch", "triton"),
     *("flax", "optax", "orbax-checkpoint", "chex", "grain"),
 )
-TRIES = 2  # a case that was begun so often and never finished is passed over
-ENDINGS = 2  # so are all cases of an op's implementation that has ended the process so often, or has hung once,
-ENDINGS_IN_ALL = 6  # and those of an implementation that has done so with several ops
-AHEAD = 8  # programs that are compiled before they are needed, where a part lets them
-COMPILED_BY_XLA = ("reference", "xla")  # whose shapes have nothing to do with each other
-COMPILED = {"compiled": True}  # in the row of a case: its program was there before anything else came of it
-AGAIN = 4  # exit code of a process that can measure nothing more
-REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
+TRIES = 2  # starts without an end, after which a case is skipped
+ENDINGS = 2  # an implementation that ended the process so often, or hung once, is skipped for its op,
+ENDINGS_IN_ALL = 6  # and after so often, for all ops
+AHEAD = 8  # programs compiled in advance, in parts that allow it
+COMPILED_BY_XLA = ("reference", "xla")  # their failures at one shape say nothing about others
+COMPILED = {"compiled": True}  # in a case's row: its program had been compiled
+AGAIN = 4  # exit code of a process that cannot measure any more
+REHEARSAL = "rehearsal"  # the folder in OUT for the results of a rehearsal, which no table shows
 
 
 class Case(NamedTuple):
-    """What is measured: values that name it, and the function that returns its figures (JSON values)."""
+    """A case to measure: values that name it, and the function that returns its figures (JSON values)."""
 
     name: dict[str, Any]
     measure: Callable[..., dict[str, Any]]
-    resumes: bool = False  # it ends by itself at the deadline, and the next call goes on from there
-    compile: Callable[[], Any] | None = None  # what `measure` is given, made ahead by other threads
-    limit: float | None = None  # seconds that it may take, where they are not those of its part
+    resumes: bool = False  # it ends by itself at the deadline, and the next call continues it
+    compile: Callable[[], Any] | None = None  # makes the argument of `measure`, in another thread and in advance
+    limit: float | None = None  # seconds that it may take, if not those of its part
 
 
 class Options(NamedTuple):
-    """What every part is told."""
+    """The options that every part is given."""
 
-    rehearsal: bool  # shapes that a CPU finishes in seconds: that everything runs, and nothing else, is shown
-    scratch: Path  # for runs that go on at the next call, and traces
+    rehearsal: bool  # shapes that a CPU finishes in seconds, only to show that everything runs
+    scratch: Path  # for runs that the next call continues, and for traces
     deadline: float  # by `time.monotonic`
 
 
 class Paused(Exception):
-    """The time is up in the middle of a case that goes on where it stopped at the next call."""
+    """The time is up in the middle of a case, which the next call will continue."""
 
 
 class Unusable(Exception):
-    """The device computes nothing more in this process, as after a kernel's access to memory that is not its own."""
+    """The device cannot compute any more in this process, for example after a kernel accessed invalid memory."""
 
 
 class Rows:
-    """Appends to `FOLDER/PART.jsonl`: a line of origin for every start, one line when a case begins, one with what came
-    of it. A case that has figures from this kind of device is not measured again, nor one that failed there with these
-    sources and versions; delete the line, or the file, to do so. A case that takes longer than `limit` seconds, or than
-    its own limit, ends the process, with AGAIN for its exit code; without a `limit` none does."""
+    """Appends to `FOLDER/PART.jsonl`: a line with the origin at every start, a line when a case begins, and a line with
+    its outcome. A case is not measured again if it has figures from this kind of device, or if it failed there with
+    these sources and versions; to repeat it, delete its line or the file. A case that takes longer than `limit`
+    seconds, or than its own limit, ends the process with the exit code AGAIN; without a `limit` no case does."""
 
     def __init__(self, part: str, folder: Path, deadline: float, limit: float | None = None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,13 +66,13 @@ class Rows:
         self.lines = read(self.path)
 
     def run(self, cases: Iterable[Case]) -> int:
-        """Measures what is not there yet, until the time is up. Returns how many cases are left. Raises Unusable after
-        a case behind which nothing computes any more."""
+        """Measures the missing cases until the time is up. Returns the number of cases left. Raises Unusable after a
+        case that has left the device unable to compute."""
         finished, begun, times = self._known()
         ended, compiling = self._ended()
         left, started = 0, False
         wanted = [case for case in cases if _key(case.name) not in finished]
-        compiled = Compiled(wanted, 0 if compiling else AHEAD)  # or nobody knows whose compilation ends the process
+        compiled = Compiled(wanted, 0 if compiling else AHEAD)  # else the culprit is unknown
         for number, case in enumerate(wanted):
             if error := _hopeless(begun[_key(case.name)], case.name, ended):
                 self._append({"case": case.name, "error": error})
@@ -97,7 +97,7 @@ class Rows:
                 self._append({"case": case.name, "paused": True})
                 left += 1
                 continue
-            except Exception as error:  # a kernel that fails is a result of this run, and the next case goes on
+            except Exception as error:  # a kernel that fails is a result, and the next case follows
                 from pallas_kernels.bench import in_one_line
 
                 outcome = {"error": in_one_line(error)}
@@ -105,8 +105,8 @@ class Rows:
             if "result" in outcome:
                 times.pop(_kind(case.name), None)
                 times[_kind(case.name)] = taken
-            gc.collect()  # what an error's traceback keeps on the device
-            works = usable()  # also behind figures: gradients may have failed alone
+            gc.collect()  # frees what an error's traceback keeps on the device
+            works = usable()  # after figures, too: gradients may have failed alone
             end = {} if works else {"ended": True, **_stage(last(self.path))}
             self._append({"case": case.name, **outcome, "seconds": taken, **end})
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
@@ -121,7 +121,7 @@ class Rows:
 
     def _end(self, case: Case, limit: float) -> None:
         error, stage = f"took longer than {limit:g} s", _stage(last(self.path))
-        if case.compile is not None and not COMPILED.items() <= stage.items():  # slow, and tried again by itself
+        if case.compile is not None and not COMPILED.items() <= stage.items():  # slow: tried again, alone
             self._append({"case": case.name, "ended": True, **stage})
         else:
             self._append({"case": case.name, "error": error, "ended": True, "hung": True, **stage})
@@ -130,13 +130,14 @@ class Rows:
 
     @functools.cached_property
     def origin(self) -> dict:
-        from pallas_kernels.origin import origin, sources  # starts jax, which reading results does not need
+        from pallas_kernels.origin import origin, sources  # imports jax, which reading results does not need
 
         return origin(PACKAGES) | {"sources": sources()}
 
     def _known(self) -> tuple[set[str], Counter[str], dict[str, float]]:
-        """The cases that are finished, how often each was begun without an end, and the latest time of each kind, the
-        kind measured last at the end. What failed with other sources or versions may work now."""
+        """The finished cases, the number of starts without an end of each case, and the latest time of each kind of
+        case, the kind measured last at the end. Failures with other sources or versions do not count, because they may
+        work now."""
         finished, begun, times = set(), Counter[str](), {}
         for row, as_now in self._of_this_device(self.lines):
             key, kind = _key(row["case"]), _kind(row["case"])
@@ -156,8 +157,8 @@ class Rows:
         return finished, begun, times
 
     def _ended(self) -> tuple[Counter[tuple], bool]:
-        """How often an op's implementation has ended its process, in this part or in another one of the same folder:
-        one that hung counts as all ENDINGS. And whether one of this part did so before it was compiled."""
+        """How often each op's implementation has ended its process, in this part or another one of the same folder (a
+        hang counts as ENDINGS times), and whether one of this part did so before it was compiled."""
         ended, compiling = Counter[tuple](), False
         for path in sorted(self.path.parent.glob("*.jsonl")):
             for row, as_now in self._of_this_device(read(path)):
@@ -167,7 +168,8 @@ class Rows:
         return ended, compiling
 
     def _of_this_device(self, lines: list[dict]) -> Iterator[tuple[dict, bool]]:
-        """The rows of cases, each with whether versions and sources were these."""
+        """The rows of cases measured on this kind of device, each with whether versions and sources were the present
+        ones."""
         where: dict = {}
         for row in lines:
             where = row.get("origin", where)
@@ -182,14 +184,14 @@ class Rows:
 
 
 class Compiled:
-    """What the cases that come next are given, made by as many threads: compilers work outside of Python's lock."""
+    """The arguments for the next cases' `measure`, made in threads; compilers do not hold Python's lock."""
 
     def __init__(self, cases: list[Case], ahead: int):
         self.cases, self.ahead, self.made = cases, ahead, {}
         self.pool = concurrent.futures.ThreadPoolExecutor(max(ahead, 1))
 
     def of(self, number: int) -> tuple[Any, ...]:
-        """The arguments of this case's `measure`. Raises what making them raised."""
+        """The arguments of this case's `measure`. Raises the error of making them."""
         own = self.cases[number].compile
         if own is None:
             return ()
@@ -209,7 +211,7 @@ def usable() -> bool:
         return False
 
 
-@functools.cache  # compiled once in a process, not behind every case
+@functools.cache  # compiled once per process rather than after every case
 def _next() -> Callable:
     import jax
 
@@ -217,25 +219,26 @@ def _next() -> Callable:
 
 
 def note_end(path: Path, stopped: bool) -> None:
-    """Notes in a part's file that the process which wrote it ended in the middle of a case: `stopped`, and the case
-    goes on at the next start, or by itself. One that was killed from outside leaves a case that was begun."""
+    """Notes in a part's file that its process ended in the middle of a case: either it was `stopped`, and the case
+    continues at the next start, or it ended by itself. After a kill from outside the case is only marked as begun."""
     row = last(path)
     if "begun" in row or "compiled" in row:
         append(path, {"case": row["case"], "paused" if stopped else "ended": True, **_stage(row)})
 
 
 def last(path: Path) -> dict:
-    """The last row of a part's file; an empty one where there is none."""
+    """The last row of a part's file; empty if there is none."""
     return next(reversed(read(path)), {})
 
 
 def _stage(row: dict) -> dict[str, bool]:
-    """COMPILED where that is what the last row says of its case."""
+    """COMPILED if the row says so about its case, else empty."""
     return COMPILED if "compiled" in row else {}
 
 
 def append(path: Path, row: dict) -> None:
-    """Writes a line to the disk, apart from a half-written one that it may stand behind."""
+    """Appends a line and syncs it to disk. If the file ends with an incomplete line, the new line is kept apart from
+    it."""
     with path.open("a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
@@ -246,14 +249,14 @@ def append(path: Path, row: dict) -> None:
 
 
 def _whole(result: dict[str, Any]) -> bool:
-    """Whether nothing in a case's figures failed: its gradients, what it is set beside, or its values."""
+    """Whether a case's figures have no failed part: gradients, comparison, or values."""
     return (
         "error_backward" not in result and result.get("vs_base", True) is not None and result.get("worst", 0.0) <= 1.0
     )
 
 
 def _hopeless(begun: int, name: dict[str, Any], ended: Counter[tuple]) -> str | None:
-    """Why a case is passed over: each try costs a start of the process."""
+    """Why a case is skipped, if it is: each try costs a start of the process."""
     if begun >= TRIES:
         return f"was begun {TRIES} times and never finished"
     op, implementation = _program(name)
@@ -276,13 +279,13 @@ def _key(name: dict[str, Any]) -> str:
 
 
 def _kind(name: dict[str, Any]) -> str:
-    """Cases that differ in these alone take about the same time."""
+    """A key for the kind of a case; cases that differ only in the names in `alike` take about the same time."""
     alike = ("op", "implementation", "scheme", "kernels")
     return _key({of: None if of in alike else value for of, value in name.items()})
 
 
 def read(path: Path) -> list[dict]:
-    """The lines of a part's file; a half-written last line is dropped."""
+    """The lines of a part's file; incomplete lines are dropped."""
     rows = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -293,7 +296,7 @@ def read(path: Path) -> list[dict]:
 
 
 def measured(path: Path) -> list[dict]:
-    """The finished cases of a part's file, each with the `origin` under which it was last begun."""
+    """The finished cases of a part's file, each with the `origin` of its last start."""
     found, where, begun = [], None, {}
     for row in read(path):
         where = row.get("origin", where)
@@ -306,6 +309,6 @@ def measured(path: Path) -> list[dict]:
 
 
 def line(values: dict[str, Any]) -> str:
-    """A dict in one line for the terminal."""
+    """A dict as one line for the terminal."""
     shown = lambda v: f"{v:.4g}" if isinstance(v, float) else str(v)  # noqa: E731
     return " ".join(f"{name}={shown(value)}" for name, value in values.items() if not isinstance(value, dict | list))

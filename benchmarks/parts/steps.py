@@ -1,7 +1,7 @@
-"""Part `steps`: whole training steps of each scheme against plain pre-norm, with their memory and MFU.
+"""Part `steps`: whole training steps of each scheme compared with plain pre-norm, with their memory and MFU.
 
-MFU = (training FLOPs per token, by `nagjax.mod.costs`) x (tokens per step) / (seconds per step) / (peak FLOP/s).
-The peak is that of a bfloat16 matrix product measured in the same run; the data sheet's is given beside it.
+MFU = (training FLOPs per token, by `nagjax.mod.costs`) x (tokens per step) / (seconds per step) / (peak FLOP/s). The
+peak is that of a bfloat16 matrix product measured in the same run; MFU by the data sheet's peak is given beside it.
 """
 
 import dataclasses
@@ -34,20 +34,21 @@ SCHEMES = ("plain", "nag", "lns", "review")
 VOCAB = 32768
 ROUNDS, STEPS = 5, 3
 FIRST, THEN = SCHEMES[:2], SCHEMES[2:]
-SETTINGS = (  # size, rematerialisation, kernels, schemes; five minutes are enough for about eight
+SETTINGS = (  # size, rematerialisation, kernels, schemes; five minutes suffice for about eight
     *(("350M", "block", "auto", SCHEMES), ("350M", "block", "xla", FIRST), ("1B", "block", "auto", FIRST)),
     *(("350M", "block", "xla", THEN), ("1B", "block", "auto", THEN), ("350M", "dots", "auto", SCHEMES)),
     *(("1B", "dots", "auto", SCHEMES), ("1B", "block", "xla", SCHEMES), ("350M", "none", "auto", SCHEMES)),
     *(("350M", "dots", "xla", SCHEMES), ("350M", "none", "xla", SCHEMES), ("1B", "dots", "xla", SCHEMES)),
     *(("1B", "none", "auto", SCHEMES), ("1B", "none", "xla", SCHEMES)),
 )
-# Parameters, moments and gradients take 16 GB at 1B; activations that nothing computes again, 60 more (docs/plan.md).
+# At 1B, parameters, moments and gradients take 16 GB; without rematerialisation, activations take 60 more
+# (docs/plan.md).
 LEAST_BYTES = {("1B", "block"): 20 * 2**30, ("1B", "dots"): 20 * 2**30, ("1B", "none"): 90 * 2**30}
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A model and how much of it goes through a step."""
+    """A model and the batch of one step."""
 
     name: str
     depth: int
@@ -58,7 +59,7 @@ class Size:
 
 
 def sizes(rehearsal: bool) -> tuple[Size, ...]:
-    """Those of the papers' comparisons, or one that a laptop compiles in seconds."""
+    """The sizes of the papers' comparisons, or one that a laptop compiles in seconds."""
     if rehearsal:
         return (Size("rehearsal", 2, 16, 16, 2, 64),)
     shape = lambda name, batch: Size(name, **dataclasses.asdict(find_preset(name)), batch=batch)  # noqa: E731
@@ -66,8 +67,8 @@ def sizes(rehearsal: bool) -> tuple[Size, ...]:
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """The figures that matter most come first. What cannot fit into this device's memory is left out before it is
-    compiled."""
+    """The most important figures come first. Sizes that cannot fit into this device's memory are left out before they
+    are compiled."""
     known = {size.name: size for size in sizes(options.rehearsal)}
     rehearsed = [("rehearsal", "block", "auto", SCHEMES)]
     for name, remat, kernels, schemes in rehearsed if options.rehearsal else SETTINGS:
@@ -86,12 +87,12 @@ def too_large(name: str, remat: str) -> bool:
 
 
 def device_bytes() -> float:
-    """Memory that programs may take of the device; infinite where it does not say."""
+    """Bytes of the device's memory that programs may use; infinite if the device does not say."""
     return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def routed_cases(options: Options) -> Iterator[Case]:
-    """Part `mod`: Mixture-of-Depths at a quarter and at half of the tokens, against the dense step."""
+    """Part `mod`: Mixture-of-Depths at a quarter and at half of the tokens, compared with the dense step."""
     for size in sizes(options.rehearsal):
         if too_large(size.name, "block"):
             continue
@@ -104,7 +105,8 @@ def routed_cases(options: Options) -> Iterator[Case]:
 
 
 def blueprint_of(size: Size, scheme: str, **model) -> Blueprint:
-    """On one device, with nothing read from disk, and with attention that works."""
+    """A blueprint on one device, without reading anything from disk, and with an attention implementation that works
+    here."""
     shape = {name: getattr(size, name) for name in ("depth", "width", "context", "vocab")}
     config = RunConfig(
         find_scheme(scheme)(),
@@ -115,8 +117,8 @@ def blueprint_of(size: Size, scheme: str, **model) -> Blueprint:
 
 
 def compared(own: Callable[[], dict], base: Callable[[], dict]) -> dict:
-    """The figures of a step; as `vs_base` its time and its FLOPs over those of another step, which this process
-    measures, too, where it has not yet."""
+    """The figures of a step, with `vs_base`: its time and its FLOPs divided by those of another step. If this process
+    has not measured the other step yet, it does so."""
     found, other = own(), _figures(base)
     ratios = other and {of: found[of] / other[of] for of in ("milliseconds", "flops_per_step")}
     return found | {"vs_base": ratios}
@@ -124,7 +126,7 @@ def compared(own: Callable[[], dict], base: Callable[[], dict]) -> dict:
 
 @functools.cache
 def _figures(step: Callable[[], dict]) -> dict | None:
-    """None for a step that fails: its own case has the error."""
+    """The figures of a step; None if it fails, in which case its own case reports the error."""
     try:
         return step()
     except Exception:
@@ -133,8 +135,8 @@ def _figures(step: Callable[[], dict]) -> dict | None:
 
 @functools.cache
 def measure(size: Size, scheme: str, **model) -> dict:
-    """Milliseconds per step (median and least of the rounds), tokens/s, MFU, and bytes of device memory. Compiling is
-    quick where another part had the same step."""
+    """Milliseconds per step (median and least of the rounds), tokens/s, MFU, and bytes of device memory. Compilation is
+    fast if another part has compiled the same step."""
     blueprint, peak = blueprint_of(size, scheme, **model), matmul_flops()
     compiled = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
     state, batch = blueprint.create(), random_batch(size)
@@ -170,7 +172,7 @@ def measure(size: Size, scheme: str, **model) -> dict:
 
 
 def random_batch(size: Size) -> Batch:
-    """One document per row, of tokens drawn at random."""
+    """A batch with one document per row, of tokens drawn at random."""
     noise = np.random.default_rng(0)
     tokens = noise.integers(0, size.vocab, (size.batch, size.context + 1), dtype=np.int32)
     shape = (size.batch, size.context)
@@ -181,7 +183,7 @@ def random_batch(size: Size) -> Batch:
 
 @functools.cache
 def matmul_flops() -> float:
-    """FLOP/s of a bfloat16 matrix product of random numbers on this device, the median of several."""
+    """FLOP/s of a bfloat16 matrix product of random numbers on this device; the median of several."""
     n = 256 if jax.devices()[0].platform == "cpu" else 8192
     a, b = jax.random.normal(jax.random.key(0), (2, n, n), jnp.bfloat16)
     product = jax.jit(jnp.matmul)

@@ -1,9 +1,9 @@
-"""Part `training`: a first real training, 64 blocks x 256 on BPE tokens: plain, NAG, LNS and ReZero; of 10M tokens
-each, then of 20M and 131M.
+"""Part `training`: first real trainings, 64 blocks of width 256 on BPE tokens, of plain, NAG, LNS and ReZero: on 10M
+tokens each, then on 20M and 131M.
 
-Each scheme is a run as `nagjax train` makes it: it stops when the part's time is up and goes on at the next call. The
-corpus is the Python standard library's sources, read with a BPE tokenizer learned from them. Learning rates are the
-schemes' defaults, one seed: a first look, not a comparison.
+Each is a run as `nagjax train` makes it: it stops when the part's time is up, and the next call continues it. The
+corpus is the source code of Python's standard library, read with a BPE tokenizer trained on it. Learning rates are the
+schemes' defaults, and there is one seed: a first look, not a comparison.
 """
 
 import functools
@@ -27,7 +27,7 @@ from nagjax.train.loop import train
 
 SCHEMES = ("plain", "nag", "lns", "rezero")
 STEPS = (150, 300, 2000)
-STARTING_SECONDS = 60  # until the first step, of compiling
+STARTING_SECONDS = 60  # to compile, until the first step
 SAVING_SECONDS = 20  # left for the last checkpoint
 
 
@@ -45,7 +45,7 @@ def measure(scheme: str, steps: int, options: Options) -> dict:
     folder = options.scratch / f"{scheme}-{steps}"
     config = _config(scheme, steps, options)
     left = options.deadline - SAVING_SECONDS - time.monotonic()
-    with alarm(max(left, 1.0), os.kill, os.getpid(), signal.SIGTERM):  # the trainer saves and ends
+    with alarm(max(left, 1.0), os.kill, os.getpid(), signal.SIGTERM):  # on this signal the trainer saves and ends
         try:
             train(config, folder)
         except Preempted:

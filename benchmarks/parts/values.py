@@ -1,4 +1,5 @@
-"""Part `values`: every kernel that runs here, forward and gradients, against the reference in float64 (`oracle`)."""
+"""Part `values`: checks every kernel that runs here, forward and gradients, against the reference in float64
+(`oracle`)."""
 
 import functools
 import math
@@ -21,13 +22,13 @@ from pallas_kernels.shapes import sample
 
 FIRST = ((1000, 1024, "bfloat16"), (7, 640, "bfloat16"), (1000, 1024, "float32"))
 WIDTHS = (1024, 640, 2048, 4096, 8192)
-LAST = "mosaic_gpu"  # the newest compiler, whose kernels may hang; where there is another one it is not chosen
-ROUNDINGS = 2.0  # errors of intermediate roundings that are allowed, in units of their root mean square
+LAST = "mosaic_gpu"  # the newest compiler, whose kernels may hang; never chosen if there is another
+ROUNDINGS = 2.0  # allowed errors by intermediate roundings, in units of their root mean square
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """A width of models, an odd one and float32 come first, then all others one by one; LAST comes behind the rest of
-    the same."""
+    """First a usual width, an odd one and float32, then all other shapes one by one; at each of them LAST comes
+    last."""
     wanted = [(1000, width, dtype) for dtype in ("bfloat16", "float32") for width in WIDTHS] + [*shapes.COVER]
     others = [(shape,) for shape in dict.fromkeys(wanted) if shape not in FIRST]
     for together in [((8, 64, "float32"),)] if options.rehearsal else [FIRST, *others]:
@@ -46,7 +47,7 @@ def _of_shapes(wanted: Sequence[tuple[int, int, str]]) -> Iterator[Case]:
 
 
 class Known(NamedTuple):
-    """Arguments, cotangents, and what the results should be."""
+    """Arguments, cotangents, and the expected results."""
 
     args: tuple
     cotangents: tuple
@@ -54,12 +55,12 @@ class Known(NamedTuple):
 
 
 def prepared(op: Op, implementation: str, rows: int, width: int, dtype: str) -> tuple[jax.stages.Compiled, Known]:
-    """What takes the host's time: the program of outputs and gradients, and what it should find."""
+    """The parts that take the host's time: the compiled program of outputs and gradients, and its expected results."""
     return compiled(op, implementation, rows, width, dtype), known(op, rows, width, dtype)
 
 
 def compiled(op: Op, implementation: str, rows: int, width: int, dtype: str) -> jax.stages.Compiled:
-    """Outputs and gradients, of arguments and cotangents."""
+    """The compiled program that computes outputs and gradients from arguments and cotangents."""
     of = sample(op.name, rows, width, dtype)
     forward = functools.partial(run, op, implementation, **of.constants)
     program = jax.jit(functools.partial(with_gradients, forward))
@@ -67,7 +68,7 @@ def compiled(op: Op, implementation: str, rows: int, width: int, dtype: str) -> 
 
 
 def measure(op: Op, rows: int, width: int, dtype: str, made: tuple[Callable, Known]) -> dict:
-    """`worst`: the greatest error of any result in units of what is allowed for it; `errors`: of each result.
+    """`worst`: the greatest error of any result, in units of its tolerance; `errors`: that of each result.
 
     Raises FloatingPointError for a result that is not finite.
     """
@@ -77,7 +78,7 @@ def measure(op: Op, rows: int, width: int, dtype: str, made: tuple[Callable, Kno
 
 
 def known(op: Op, rows: int, width: int, dtype: str) -> Known:
-    """Made once, also where several threads ask for it at a time."""
+    """The expected results, computed only once even if several threads ask at the same time."""
     with _turns[op.name, rows, width, dtype]:
         return _known(op, rows, width, dtype)
 
@@ -85,7 +86,7 @@ def known(op: Op, rows: int, width: int, dtype: str) -> Known:
 _turns: defaultdict[tuple, threading.Lock] = defaultdict(threading.Lock)
 
 
-@functools.lru_cache(maxsize=AHEAD + len(FIRST) * len(all_ops()))  # LAST comes behind all ops of the first shapes
+@functools.lru_cache(maxsize=AHEAD + len(FIRST) * len(all_ops()))  # LAST comes after all ops at the first shapes
 def _known(op: Op, rows: int, width: int, dtype: str) -> Known:
     of = sample(op.name, rows, width, dtype)
     args = arrays(jax.random.key(0), of.args)
@@ -94,7 +95,7 @@ def _known(op: Op, rows: int, width: int, dtype: str) -> Known:
 
 
 def judged(op: Op, found: list[np.ndarray], exact: Oracle, rows: int, width: int, dtype: str) -> list[float]:
-    """The greatest error of each result, in units of what is allowed for it."""
+    """The greatest error of each result, in units of its tolerance."""
     of_rows = [trailing is not None for trailing in (*op.outputs, *op.gradients)]
     results = zip(found, exact.true, exact.rounded, of_rows, strict=True)
     return [_error(*result, rows, width, dtype) for result in results]
@@ -103,10 +104,11 @@ def judged(op: Op, found: list[np.ndarray], exact: Oracle, rows: int, width: int
 def _error(
     value: np.ndarray, true: np.ndarray, rounded: np.ndarray, of_rows: bool, rows: int, width: int, dtype: str
 ) -> float:
-    """In units of the tolerance, after division by the row's largest true value or, for what is summed over rows, by
-    the root of the number of terms. Two roundings to the dtype are allowed: of what is stored, and of what is made of
-    it. So is what the documented roundings of intermediate values did to this element, and ROUNDINGS times what they
-    did on average to its row: an implementation makes them at other places, with other errors of that size."""
+    """The greatest error in units of the tolerance, after division by the row's largest true value or, for sums over
+    rows, by the root of the number of terms. The tolerance allows two roundings to the dtype, one of the stored value
+    and one of what is computed from it. It also allows the effect of the documented intermediate roundings on this
+    element, and ROUNDINGS times their root mean square over its row, because an implementation makes them in other
+    places, with other errors of that size."""
     limits = shapes.tolerance(value.dtype, width if of_rows else max(rows, width))
     value = np.asarray(value, np.float64)
     if not np.isfinite(value).all():
@@ -115,7 +117,7 @@ def _error(
         unit = np.abs(true).max(axis=-1, keepdims=True) + 1e-30
     else:
         unit = math.sqrt(rows * width / max(true.size, 1))
-        if dtype != "float32":  # what is stored may be rounded to the other side: a large term is off by an ulp
+        if dtype != "float32":  # a stored value may be rounded the other way: large terms are off by an ulp
             limits["atol"] += 16 * float(jnp.finfo(dtype).eps) / math.sqrt(rows)
     shift = np.abs(rounded - true)
     root_mean_square = np.sqrt(np.mean(shift**2, axis=-1 if of_rows else None, keepdims=of_rows))

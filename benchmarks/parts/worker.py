@@ -1,8 +1,8 @@
-"""One part in a process of its own: `python -m benchmarks.parts.worker PART OUT SCRATCH SECONDS [rehearse]`.
+"""Runs one part in its own process: `python -m benchmarks.parts.worker PART OUT SCRATCH SECONDS [rehearse]`.
 
-The exit code tells `benchmarks/device.py` what came of it: FINISHED, LEFT, AGAIN where the process can measure nothing
-more and the part goes on in another one, or NO_ACCELERATOR. A training that is stopped before its first step exits
-with 0.
+The exit code tells `benchmarks/device.py` the outcome: FINISHED; LEFT; AGAIN if this process cannot measure any more
+and another one has to continue the part; or NO_ACCELERATOR. A training that is stopped before its first step exits with
+0.
 """
 
 import importlib
@@ -15,13 +15,13 @@ import jax
 
 from benchmarks.parts.rows import AGAIN, Options, Rows, Unusable
 
-LEFT = 3  # the time is up, and cases are left
+LEFT = 3  # the time is up, and cases remain
 FINISHED = 5
-NO_ACCELERATOR = 6  # jax sees none, and only a rehearsal is for a CPU
-# Each part's generator of cases, in the order in which they matter, and the longest that one of its cases may take in
-# seconds: a kernel that waits for ever would take all the time there is.
+NO_ACCELERATOR = 6  # jax sees none, and CPUs are for rehearsals only
+# Each part's generator of cases, in order of importance, and the limit for one of its cases in seconds: a kernel that
+# never returns would otherwise use up all the time.
 PARTS = {
-    "values": ("values.cases", 40.0),  # the first one waits for as many compilations as are made ahead
+    "values": ("values.cases", 40.0),  # the first case waits for all compilations made in advance
     "kernels": ("kernels.cases", 45.0),
     "steps": ("steps.cases", 240.0),
     "attention": ("attention.cases", 120.0),
@@ -46,14 +46,14 @@ def main(part: str, out: str, scratch: str, seconds: str, *rehearse: str) -> int
     try:
         left = rows.run(cases(Options(bool(rehearse), Path(scratch), deadline)))
     except Unusable:
-        os._exit(AGAIN)  # what would end the libraries in order waits for the device
+        os._exit(AGAIN)  # an orderly exit of the libraries would wait for the device
     print(f"{part}: {left} cases left" if left else f"{part}: all cases are there", flush=True)
     return LEFT if left else FINISHED
 
 
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
-    if PARTS[sys.argv[1]][1]:  # else Python waits for what is still being compiled ahead
+    if PARTS[sys.argv[1]][1]:  # else Python waits for compilations in advance
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -1,9 +1,9 @@
-"""What all recipes share: jobs that resume, sweeps over processes and machines, statistics, result files, the table.
+"""Code that all recipes share: jobs that resume, sweeps over processes and machines, statistics, result files, the
+table.
 
-A recipe is one file in `experiments/`: a docstring with the fields of `recipe.FIELDS`, and
-`Known: SIZE, SIZE: what` where some of its runs were known when the claim was made; and
-
-(of a comparison of trained models all but SIZES is `comparison.Comparison`'s; verdicts are by `verdicts` everywhere)
+A recipe is one file in `experiments/`. Its docstring has the fields of `recipe.FIELDS`, and `Known: SIZE, SIZE: what`
+if some of its runs were known when the claim was made. It defines the following; for a comparison of trained models all
+except SIZES come from `comparison.Comparison`, and verdicts always come from `verdicts`:
 
     SIZES      its settings by size, frozen dataclasses; at least "smoke" and "cpu"
     plan       settings -> the jobs to run (`jobs.Job`)

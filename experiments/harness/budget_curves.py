@@ -1,4 +1,4 @@
-"""Validation loss on the way against what was spent: training FLOPs, and measured time."""
+"""Validation loss during training against what was spent: training FLOPs, and measured time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +13,9 @@ from experiments.harness.statistics import mean_interval
 
 
 def figure_of_budgets(outcome: Outcome, step_seconds: Mapping[str, float], title: str) -> Figure:
-    """Of the arms in `step_seconds`, which were measured side by side: means over the fresh seeds of the last shape,
-    with 95% Student intervals. All points of an arm lie on one learning-rate schedule, so arms compare at equal shares
-    of the budget, in the end above all."""
+    """The curves of the arms in `step_seconds` (seconds per step, measured side by side): means over the fresh seeds of
+    the last shape, with 95% Student intervals. All points of an arm lie on one learning-rate schedule, so arms are
+    comparable at equal shares of the budget, above all at its end."""
     figure, axes = panels(2, title)
     shape = outcome.shapes[-1]
     tokens = shape.batch * shape.context

@@ -1,4 +1,4 @@
-"""Whether a trained run is as sure of its predictions as it is right."""
+"""Calibration: whether a trained run's confidence equals its share of right predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from nagjax.runs.opening import open_run
 
 
 def calibration_error(folder: Path) -> dict[str, Any]:
-    """The expected calibration error on the validation text of the run's evaluations."""
+    """The expected calibration error on the validation text that the run's evaluations use."""
     run = open_run(folder, calibrated=False)
     text = text_batches(run, None, "validation", run.config.train.eval_batches)
     found = reliability_on(run.model, text, progress=run.progress)

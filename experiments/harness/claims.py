@@ -1,4 +1,4 @@
-"""What a comparison can claim of its arms, and how the differences between them decide it."""
+"""The claims that a comparison can make about its arms, and how differences between arms decide them."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from experiments.harness.verdicts import Gap, Verdict, ahead_of_all, both, same_
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """`headline`: the one number that matters, with its interval."""
+    """The outcome for a claim. `headline` is the one most important number, with its interval."""
 
     verdict: Verdict
     headline: str
@@ -24,22 +24,22 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """About one arm, whose `decide` says what became of it."""
+    """A claim about the arm `judged`; `decide` gives its outcome."""
 
     judged: str
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The arms it names; all are in the recipe."""
+        """The arms that the claim names; all must be in the recipe."""
         return (self.judged,)
 
     def about(self, arms: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the recipe's arms without which a size decides nothing."""
+        """Those of the recipe's arms without which a size cannot decide the claim."""
         return self.named
 
     @property
     def reference(self) -> str:
-        """The arm that tables and figures show differences to."""
+        """The arm relative to which tables and figures show differences."""
         return self.judged
 
     def decide(self, outcome: Outcome) -> Decision:
@@ -48,7 +48,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Against(Claim):
-    """About one arm and another, to which differences are shown."""
+    """A claim about one arm and a rival, relative to which differences are shown."""
 
     rival: str
 
@@ -63,9 +63,9 @@ class Against(Claim):
 
 @dataclasses.dataclass(frozen=True)
 class Lowest(Claim):
-    """The judged arm's loss is below that of every rival at every shape."""
+    """The judged arm's loss is lower than that of every rival at every shape."""
 
-    rivals: tuple[str, ...] = ()  # none: all other arms
+    rivals: tuple[str, ...] = ()  # empty: all other arms
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ class Lowest(Claim):
 
 @dataclasses.dataclass(frozen=True)
 class Lead(Against):
-    """The judged arm's lead over the rival grows (sign 1) or shrinks (-1) as the depth, or the tokens, double; with
-    `ahead`, it is also there at every shape."""
+    """The judged arm's lead over the rival grows (sign 1) or shrinks (-1) as the depth, or the number of tokens,
+    doubles; with `ahead`, it also leads at every shape."""
 
     along: Literal["depth", "tokens"]
     sign: int = 1
@@ -114,7 +114,8 @@ class Lead(Against):
         return Decision(verdict, head, f"{text}; {outcome.ranking()}")
 
     def _at_minima(self, outcome: Outcome, gaps: Mapping[Shape, Gap]) -> str:
-        """The slope, were each rate not the best of its grid but that of its parabola's minimum."""
+        """The slope that would result if each arm had the loss at its parabola's minimum instead of that at its best
+        rate tried."""
         error = lambda arm, shape: outcome.tried(arm, shape).grid_error  # noqa: E731
         errors = {shape: (error(self.rival, shape), error(self.judged, shape)) for shape in gaps}
         if len(gaps) < 2 or any(None in pair for pair in errors.values()):
@@ -123,7 +124,8 @@ class Lead(Against):
         return f"; per doubling without grid errors {signed(slope)}" if slope else ""
 
     def _groups(self, shapes: Iterable[Shape]) -> list[list[Shape]]:
-        """Of shapes alike in the other dimension, those in which what the lead is along has two values."""
+        """Groups of shapes that agree in the other dimension and have two values of the one along which the lead is
+        measured."""
         other = (lambda s: (s.tokens, s.width)) if self.along == "depth" else (lambda s: (s.depth, s.width))
         groups: dict[tuple, list[Shape]] = {}
         for shape in shapes:
@@ -131,8 +133,9 @@ class Lead(Against):
         return [own for own in groups.values() if len({getattr(s, self.along) for s in own}) > 1]
 
     def slope(self, gaps: Mapping[Shape, Gap]) -> Interval | None:
-        """Nats per doubling: least squares for each seed (with fresh ones none: the tuning's own) at each value of the
-        other dimension, averaged over these. None without two values, or where one of the two diverged."""
+        """The slope in nats per doubling: least squares for each fresh seed (without fresh seeds, for that of the
+        tuning) at each value of the other dimension, averaged over these values. None if there are no two values, or if
+        an arm diverged."""
         groups = self._groups(gaps)
         if not groups:
             return None
@@ -152,7 +155,7 @@ class Lead(Against):
 
 @dataclasses.dataclass(frozen=True)
 class Matches(Claim):
-    """The arms' losses are at most `margin` (a share of it) above the judged one's, at every shape."""
+    """The arms' losses exceed the judged arm's by at most `margin`, as a share of it, at every shape."""
 
     arms: tuple[str, ...]
     margin: float
@@ -168,7 +171,7 @@ class Matches(Claim):
         gaps = [(outcome.gap(arm, self.judged, shape), shape) for shape in outcome.shapes for arm in own]
         worst = max(gaps, key=lambda pair: pair[0].middle)[0]
         head = f"{worst.name} minus {self.judged}: {outcome.gap_text(worst)} nats"
-        if any(math.inf in gap.values.values() for gap, _ in gaps):  # it diverged where the one to be matched did not
+        if any(math.inf in gap.values.values() for gap, _ in gaps):  # an arm diverged where the judged one did not
             return Decision("not supported", head, outcome.ranking())
         limit = lambda shape: self.margin * outcome.loss(self.judged, shape).estimate  # noqa: E731
         checks = [(gap.interval, (-math.inf, limit(shape))) for gap, shape in gaps if gap.interval]
@@ -178,8 +181,8 @@ class Matches(Claim):
 
 @dataclasses.dataclass(frozen=True)
 class Wall(Against):
-    """Beyond a depth the judged arm is behind the rival by more than the margin, and up to it by less. To diverge is to
-    be behind; that the rival does not is part of the claim."""
+    """At depths beyond `beyond`, the judged arm is behind the rival by more than the margin, and up to there by less. A
+    divergence counts as being behind; that the rival does not diverge is part of the claim."""
 
     beyond: int  # blocks
     margin: float  # nats
@@ -202,8 +205,9 @@ class Wall(Against):
 
 
 def _behind(gap: Gap, deep: bool) -> Interval | None:
-    """How far a wall's arm is behind; None where its rival diverged: nobody knows. Where the arm did, the seeds that
-    came through say how far at least, beyond the wall; before it one such run is a failure out of place."""
+    """By how much a wall's arm is behind, in nats; None if its rival diverged, because nobody knows. If the arm itself
+    diverged, then beyond the wall the seeds that came through give a lower bound; before it, one such run counts as a
+    failure."""
     if gap.lost:
         return None
     if not gap.won:
@@ -214,7 +218,8 @@ def _behind(gap: Gap, deep: bool) -> Interval | None:
 
 @dataclasses.dataclass(frozen=True)
 class Deeper(Claim):
-    """The judged arm has a lower loss at every further shape than at the first one; the other arms stand beside it."""
+    """The judged arm has a lower loss at every further shape than at the first one; the other arms are only shown
+    beside it."""
 
     def decide(self, outcome: Outcome) -> Decision:
         first, *deeper = outcome.shapes

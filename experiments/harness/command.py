@@ -22,7 +22,7 @@ from nagjax.options import taken
 from nagjax.sweep import taken as taken_by_shard
 
 SMOKE, DEFAULT = "smoke", "cpu"
-TEXTS = {  # of settings that many recipes have
+TEXTS = {  # help texts of settings that many recipes have
     "depth": "blocks",
     "depths": "blocks",
     "width": "of the residual stream",
@@ -60,7 +60,7 @@ def main(file: str, arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"experiments: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:  # a full disk, or a file in a folder's place
+    except OSError as error:  # a full disk, or a file in place of a folder
         if error.filename is None:
             raise
         print(f"experiments: error: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -71,7 +71,7 @@ def main(file: str, arguments: Sequence[str] | None = None) -> None:
 
 
 def told(arguments: Sequence[str]) -> list[str]:
-    """The arguments a result file tells: all but where things were put, which is this machine's business."""
+    """The arguments that a result file records: all except those that say where files go on this machine."""
     private = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     private.add_argument("--out")
     private.add_argument("--results")
@@ -79,7 +79,7 @@ def told(arguments: Sequence[str]) -> list[str]:
 
 
 def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
-    """The options, and the settings of the size with what was changed on the command line."""
+    """The options, and the settings of the size with the changes from the command line."""
     settings = recipe.settings(taken("--size", arguments, DEFAULT))
     prog, parts = f"python -m experiments.{recipe.name}", (Options(), settings)
     known = [
@@ -104,14 +104,14 @@ def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
 
 
 def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summary | None:
-    """Does the jobs, and when all are finished writes and prints the result; None while some are missing."""
+    """Runs the jobs, and once all are finished writes and prints the result; None while some are missing."""
     out = options.out or Path("runs") / f"{recipe.name}-{options.size}"
     own = taken_by_shard(options.shard)
     if options.processes < 1:
         raise UserError("processes", options.processes, "give a number of at least 1")
     jobs = planned(recipe, settings)
     home = options.results or (out if options.size == SMOKE else HOME)
-    for folder in (out, home):  # what the end needs is seen to before anything is trained
+    for folder in (out, home):  # needed at the end, so checked before anything is trained
         folder.mkdir(parents=True, exist_ok=True)
     if home == HOME:
         for name in names():
@@ -154,12 +154,12 @@ def _keep(
 
 
 def _apart(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """The runs, and the floors under their losses."""
+    """The records of runs, and those of the n-gram floors under their losses."""
     return tuple([record for record in records if ("floor" in record.labels) == floors] for floors in (False, True))
 
 
 def show(recipe: Recipe, summary: Summary) -> None:
-    """Prints the table, what was measured, and the verdict."""
+    """Prints the table, the measured values, and the verdict."""
     rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row.values()] for row in summary.table]
     rows = [list(summary.table[0]), *rows] if rows else []
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]

@@ -1,11 +1,12 @@
-"""Arms x shapes x seeds: what a recipe that compares trained models is made of, and all that follows from it.
+"""Comparisons of trained models: arms x shapes x seeds, and everything that follows from them.
 
     arms      what is compared: a scheme, and what else the arm changes
     claim     how differences decide (harness/claims.py), by the rules of harness/verdicts.py
-    measures  what else is read off the trained runs, for tables and figures
+    measures  further quantities read from the trained runs, for tables and figures
 
-Rates are tried on seed 0 at every arm and shape, on a grid that widens until its best is inside (harness/rates.py); the
-runs compared have fresh seeds at that rate. Jobs are files, so a plan resumes, and processes and machines share it.
+Rates are tried on seed 0 for every arm and shape, on a grid that widens until its best is inside (harness/rates.py);
+the runs that are compared have fresh seeds at that rate. Jobs are folders with records, so a plan can resume, and
+processes and machines can share it.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ from nagjax.runs.config import OptimizerConfig, RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A scheme with options, and what the arm changes of the model's and the optimizer's config."""
+    """A scheme with options, and the changes that the arm makes to the model's and the optimizer's config."""
 
     scheme: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -45,24 +46,24 @@ class Arm:
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def made(self) -> Scheme:
-        """Raises UserError for an unknown scheme."""
+        """The scheme. Raises UserError if it is unknown."""
         return find_scheme(self.scheme)(**self.options)
 
 
 def schemes(*names: str) -> dict[str, Arm]:
-    """An arm for each scheme as its class has it."""
+    """An arm for each scheme with its default options."""
     return {name: Arm(name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """Read off a run's metrics: a number, or a profile over depth."""
+    """A quantity read from a run's metrics: a number, or a profile over depth."""
 
     label: str
     read: Callable[[dict[str, Any]], float | Sequence[float]]
     log: bool = False
     profile: bool = False
-    along: Literal["blocks", "sublayers"] = "blocks"  # of a profile
+    along: Literal["blocks", "sublayers"] = "blocks"  # the axis of a profile
 
 
 COMMON = {
@@ -74,7 +75,8 @@ COMMON = {
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """See above. `model` and `optimizer` change the configs of all arms; `after` measures a trained run's folder.
+    """A recipe that compares arms (see the module's docstring). `model` and `optimizer` change the configs of all arms;
+    `after` measures a trained run's folder.
 
     Raises UserError if the claim names an arm that is not there.
     """
@@ -92,13 +94,14 @@ class Comparison:
             raise UserError("claim", sorted(unknown), f"it names arms that are none; there are {', '.join(self.arms)}")
 
     def chosen(self, settings: Settings) -> tuple[str, ...]:
-        """The arms of a size. Raises UserError for one that the recipe does not have."""
+        """The arms of a size. Raises UserError for an arm that the recipe does not have."""
         if unknown := set(settings.arms) - set(self.arms):
             raise UserError("arms", sorted(unknown), f"there are {', '.join(self.arms)}")
         return settings.arms or tuple(self.arms)
 
     def plan(self, settings: Settings) -> list[Job]:
-        """All first grids, then their widening, then seed by seed all arms at their best."""
+        """The jobs in this order: all first grids, then their widening, then, seed by seed, all arms at their best
+        rates."""
         pairs = [(arm, shape) for shape in settings.shapes for arm in self.chosen(settings)]
         seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
         if len(settings.factors) == 1:
@@ -131,7 +134,7 @@ class Comparison:
         return Training(name, labels, config, None if tried else self.after)
 
     def config(self, settings: Settings, arm: str, shape: Shape, factor: float = 1.0) -> RunConfig:
-        """Of an arm at a shape and a factor on its middle rate."""
+        """The config of an arm at a shape; `factor` multiplies its middle learning rate."""
         own, scheme = self.arms[arm], self.arms[arm].made()
         sizes = {name: getattr(shape, name) for name in ("depth", "width", "context", "hidden", "heads", "remat")}
         rate = factor * (shape.lr or scheme.default_rate(shape.width, shape.depth))
@@ -182,19 +185,19 @@ class Comparison:
         }
 
     def _speed_up(self, outcome: Outcome, arm: str, reference: str, shape: Shape) -> str:
-        """Mean over the seeds both came through."""
+        """The mean over the seeds on which neither run diverged."""
         pairs = list(zip(outcome.sound(arm, shape), outcome.sound(reference, shape), strict=False))
         if not pairs or outcome.diverged(arm, shape) or outcome.diverged(reference, shape):
             return ""
         return f"{np.mean([speed_up(own['curve'], other['curve']) for own, other in pairs if 'curve' in own]):.2f}"
 
     def _numbers(self, runs: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Means of what is one number."""
+        """Means over runs of the measures that are numbers."""
         found = {name: _values(measure, runs) for name, measure in self.measures.items() if not measure.profile}
         return {name: f"{np.mean(values):.4g}" if values else "" for name, values in found.items()}
 
     def profiles(self, outcome: Outcome) -> dict[str, Any]:
-        """Means over seeds of what is measured over depth, by measure, then shape and arm."""
+        """Means over seeds of the measures that are profiles over depth, by measure, then by shape and arm."""
         found: dict[str, Any] = {}
         for name, measure in self.measures.items():
             for shape in outcome.shapes if measure.profile else ():
@@ -209,7 +212,7 @@ class Comparison:
 
 
 def _ratio(outcome: Outcome, arm: str, reference: str, shape: Shape) -> str:
-    """Training FLOPs over the reference's."""
+    """Training FLOPs divided by the reference's."""
     own, other = (
         outcome.mean(name, shape, "tokens") * outcome.mean(name, shape, "train_flops_per_token")
         for name in (arm, reference)
@@ -218,7 +221,7 @@ def _ratio(outcome: Outcome, arm: str, reference: str, shape: Shape) -> str:
 
 
 def _values(measure: Measure, runs: Sequence[dict[str, Any]]) -> list:
-    """Of the runs that were measured."""
+    """The values of the runs that have this measure."""
     found = []
     for run in runs:
         with contextlib.suppress(KeyError):

@@ -1,4 +1,4 @@
-"""The figure of a comparison: losses by depth or tokens, differences to the reference, and what else was measured."""
+"""The figure of a comparison: losses against depth or tokens, differences to the reference, and further measures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from experiments.harness.settings import Shape, brief
 if TYPE_CHECKING:
     from experiments.harness.comparison import Comparison
 
-LABELLED = 6  # arms with a colour and a name; the rest is grey
+LABELLED = 6  # arms with a colour and a name; all others are grey
 
 
 def figure_of(comparison: Comparison, outcome: Outcome) -> Figure:
@@ -104,7 +104,7 @@ def _axis(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str) -> None:
 
 
 def _signs(ax: Axes, lines: list[Line]) -> None:
-    """What the signs of `draw_lines` mean, where there are any."""
+    """Explains the markers of `draw_lines` that occur in the panel."""
     edge, lost = (any(any(getattr(line, name)) for line in lines) for name in ("edges", "diverged"))
     beyond = highest_shown(lines) is not None
     bars = any(len(values) >= FEWEST for line in lines for values in line.values)

@@ -1,4 +1,4 @@
-"""What a run's compiled training step takes, and how far each of its sublayers turned the stream in the end."""
+"""Compile time and memory of a run's training step, and the final turn angle of each of its sublayers."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,8 @@ SHALLOW = 12
 
 
 def compiled_and_turned(folder: Path) -> dict[str, Any]:
-    """compile_seconds and compile_seconds_12 (at 12 blocks); temporary_bytes; turn_degrees by sublayer."""
+    """compile_seconds and compile_seconds_12 (of the model with 12 blocks); temporary_bytes; turn_degrees by
+    sublayer."""
     config = open_run(folder).config
     own, program = _compiled(config)
     shallow, _ = _compiled(dataclasses.replace(config, model=dataclasses.replace(config.model, depth=SHALLOW)))
@@ -31,5 +32,5 @@ def compiled_and_turned(folder: Path) -> dict[str, Any]:
 
 
 def _compiled(config: RunConfig) -> tuple[float, Any]:
-    """Seconds, and the program, whatever was compiled before."""
+    """The seconds of compilation, without using a cache, and the program."""
     return compiled_anew(Blueprint.of(config, make_mesh(config.mesh)))

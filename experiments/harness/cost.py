@@ -1,9 +1,9 @@
-"""What a size of a recipe would take on the machine it is meant for, where it has not run yet.
+"""Estimates what a size of a recipe would take on the machine it is meant for, if it has not run yet.
 
-FLOPs are those of the models, in closed form, forward and backward. How fast a machine does them is assumed: at `HALF`
-of what the compiled step of a model of that width reaches at its roofline bound (`benchmarks.experiment_costs`), at
-most at `MOST` of the peak. A rate's grid is taken to widen by one factor. Evaluations, saves and jobs that train no
-language model are not in it.
+FLOPs are those of the models, in closed form, forward and backward. The speed of a machine is assumed: `HALF` of the
+MFU that the compiled step of a model of that width reaches at its roofline bound (`benchmarks.experiment_costs`), but
+at most `MOST` of the peak. Each grid of rates is assumed to widen by one factor. Evaluations, saves, and jobs that
+train no language model are not included.
 """
 
 import functools
@@ -20,7 +20,7 @@ HALF = 0.5
 
 
 class Machine(NamedTuple):
-    """`start`: seconds that a run takes until its first step, assumed; `limit`: hours that a size may take."""
+    """`start`: the assumed number of seconds until a run's first step; `limit`: the hours that a size may take."""
 
     topology: str
     flops: float  # of all its chips, FLOP/s
@@ -29,7 +29,7 @@ class Machine(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """`least`, `most`: tokens of one run."""
+    """The cost of a plan; `least` and `most` are the tokens of its shortest and longest run."""
 
     runs: int
     tokens: int
@@ -47,7 +47,8 @@ def _trained(jobs: Sequence[Job]) -> list[RunConfig]:
 
 
 def cost(jobs: Sequence[Job], machine: Machine, highest_mfu: Callable[[int], float]) -> Cost:
-    """highest_mfu: what a step of this width can reach there, as a share of the peak."""
+    """The cost of these jobs. highest_mfu: the MFU that a step of a given width can reach on the machine, as a share of
+    the peak."""
     configs = _trained(jobs)
     tokens = [config.train.steps * config.train.batch * config.model.context for config in configs]
     flops = [count * _per_token(config.scheme, config.model) for count, config in zip(tokens, configs, strict=True)]

@@ -1,4 +1,4 @@
-"""What the curse of depth is seen by: the residual's variance, and what each block's absence costs."""
+"""Evidence of the curse of depth: the variance of the residual, and the loss that removing each block adds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,8 @@ from nagjax.train.loss import Batch
 
 
 def use_of_depth(folder: Path) -> dict:
-    """Variance of the residual in front of every block and behind the last, and the damage of each block's absence."""
+    """The variance of the residual in front of every block and after the last, and the added loss without each
+    block."""
     run = open_run(folder)
     seen = list(Evaluator(run.blueprint).batches(max(run.config.train.eval_batches // 8, 1)))
     return {
@@ -28,7 +29,7 @@ def use_of_depth(folder: Path) -> dict:
 
 
 def variances(run: OpenRun, batches: Sequence[Batch]) -> Float[np.ndarray, "L+1"]:
-    """Mean over the counted tokens."""
+    """The variance [L+1] of the residual, mean over the counted tokens."""
     graph, params = nnx.split(run.model)
 
     def intervene(model, stream, call):

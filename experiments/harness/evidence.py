@@ -1,4 +1,4 @@
-"""How far a result can be believed: seeds, budget, n-gram floor, divergences; and the verdict that leaves."""
+"""How far a result can be trusted: seeds, budget, n-gram floor, divergences; and the verdict that these allow."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ from nagjax.runs.config import flatten
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Of the runs that count: trained, with fresh seeds where the recipe has any. None or empty where a recipe trains
-    nothing on text."""
+    """Facts about the runs that count: the trained ones, with fresh seeds if the recipe has any. Fields are None or
+    empty in recipes that do not train on text."""
 
-    seeds: int  # of what has fewest
+    seeds: int  # the smallest number of any arm and shape
     runs: int
     diverged: int  # of these runs
-    trials_diverged: int  # of those at which rates were tried
-    tokens: tuple[float, float] | None = None  # of a run, least and most
+    trials_diverged: int  # of the runs at which rates were tried
+    tokens: tuple[float, float] | None = None  # of one run: least and most
     tokens_per_parameter: tuple[float, float] | None = None
-    # loss of the tables, mean over seeds: that of the text it is lowest on, and highest
+    # loss of each order's table, mean over seeds: of the text on which it is lowest, and highest
     ngram: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     above_floor: int = 0  # shapes whose best arm is not below the 4-gram table of its text
-    shapes: int = 0  # that have a floor
+    shapes: int = 0  # shapes that have a floor
     flags: tuple[str, ...] = ()
 
 
@@ -63,7 +63,7 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
 
 
 def _seeds(fresh: Sequence[Record]) -> int:
-    """Of each arm at each shape, whatever labels tell them apart; the fewest of them."""
+    """The smallest number of seeds of any arm at any shape; labels tell these apart."""
     found: dict[tuple, set[int]] = {}
     for record in fresh:
         others = tuple(sorted((name, str(value)) for name, value in record.labels.items() if name != "seed"))
@@ -86,8 +86,8 @@ def _tables(floors: Sequence[Record]) -> dict[str, tuple[float, float]]:
 
 
 def _above(sound: Sequence[Record], floors: Sequence[Record]) -> tuple[int, int]:
-    """Shapes (by label; without one: depth, width and steps) whose best run is not below the table of the very text it
-    has read, on some seed, of how many."""
+    """The number of shapes (told apart by label; without one by depth, width and steps) whose best run, on some seed,
+    is not below the table of the very text that it has read; and the number of shapes with a table."""
     table = {key(flatten(f.config)): f.metrics["ngram"][str(JUDGED_ORDER)] for f in floors}
     margins: dict[tuple, dict[int | None, float]] = {}
     for record in sound:
@@ -106,9 +106,9 @@ def _above(sound: Sequence[Record], floors: Sequence[Record]) -> tuple[int, int]
 
 
 def concluded(summary: Any, records: Sequence[Record], floors: Sequence[Record]) -> Any:
-    """The summary with its evidence, its verdict undecided where `verdicts.barred` says why. Of recipes that train
-    nothing (released tables) it stays as it is. `within_one_model` among the details: the claim compares nothing else,
-    though other models stand beside it."""
+    """The summary with its evidence; its verdict becomes undecided if `verdicts.barred` gives reasons. The summaries of
+    recipes that train nothing (released tables) are unchanged. `within_one_model` in the details says that the claim
+    compares only variants of one trained model, even if other models are shown beside it."""
     if not any("loss" in record.metrics for record in records):
         return summary
     edges = summary.details.get("at_the_grid_edge", [])
@@ -121,8 +121,8 @@ def concluded(summary: Any, records: Sequence[Record], floors: Sequence[Record])
 
 
 def _texts(records: Sequence[Record], floors: Sequence[Record]) -> list[str]:
-    """Corpora of one path that were different ones when runs read them, as the standard libraries of two Pythons are;
-    records from before 2026-11-27 do not tell."""
+    """The corpora with one path that differed between runs, as the standard libraries of two Pythons do; records from
+    before 2026-11-27 do not say."""
     found: dict[tuple, set[str]] = {}
     for record in (*records, *floors):
         if TEXT in record.metrics:
@@ -135,7 +135,7 @@ def _texts(records: Sequence[Record], floors: Sequence[Record]) -> list[str]:
 
 
 def _one_config(records: Sequence[Record]) -> bool:
-    """All trainings are alike but for the seed: there is no other arm that a rate could favour."""
+    """Whether all trainings are alike except for the seed: then there is no other arm that a rate could favour."""
     configs = [flatten(record.config) for record in records if "loss" in record.metrics]
     return all(_unseeded(config) == _unseeded(configs[0]) for config in configs)
 
@@ -145,7 +145,7 @@ def _unseeded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def budget(found: dict[str, Any]) -> str:
-    """Tokens and tokens per parameter of an `Evidence` read from a file."""
+    """Tokens and tokens per parameter, in words, from an `Evidence` that was read from a file."""
     if not found.get("tokens"):
         return ""
     each = span(found["tokens_per_parameter"], lambda value: f"{value:.2g}")
@@ -153,5 +153,5 @@ def budget(found: dict[str, Any]) -> str:
 
 
 def span(pair: Sequence[float], text: Callable[[float], str]) -> str:
-    """Least and most; one where both read the same."""
+    """The least and the most as text; just one if both read the same."""
     return " to ".join(dict.fromkeys(text(value) for value in pair))

@@ -1,4 +1,4 @@
-"""Pieces of figures that several recipes draw. A scheme looks the same in all (nagjax/report/style.py)."""
+"""Parts of figures that several recipes draw. A scheme looks the same in all figures (nagjax/report/style.py)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from experiments.harness.statistics import mean_interval
 from nagjax.report.style import scheme_look
 
-SCHEMES = {"nag-1": "nag_harmonic", "scaled_start": "plain"}  # the same under another name
+SCHEMES = {"nag-1": "nag_harmonic", "scaled_start": "plain"}  # schemes of the library under another name
 LONGER = "-longer"
 GREY = "#c8c8c8"
-COLORS = (  # of what is no scheme
+COLORS = (  # for arms that are not schemes
     *("#d55e00", "#4d4d4d", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288"),
     *("#117733", "#882255", "#999933", "#44aa99", "#aa4466", "#666666", "#6699cc", "#661100"),
 )
-MANY = 12  # means among which one can lie far outside
-FEWEST = 3  # values a bar is drawn for; an interval of two says nothing
+MANY = 12  # number of means from which on one is allowed to lie outside the axis
+FEWEST = 3  # least number of values for which a bar is drawn; an interval of two says nothing
 
 
 def panels(count: int, title: str, height: float = 4.0) -> tuple[Figure, list[Axes]]:
@@ -30,8 +30,8 @@ def panels(count: int, title: str, height: float = 4.0) -> tuple[Figure, list[Ax
 
 
 def look(arm: str, named: bool = True) -> dict[str, Any]:
-    """Colour, marker and place of an arm; grey and behind the others unless it is named. An arm that is a scheme of the
-    library under another name, or that trains for longer, has the scheme's look."""
+    """Colour, marker and drawing order of an arm; grey and behind the others unless it is named. An arm that is a
+    scheme of the library under another name, or trained for longer, looks like that scheme."""
     arm = arm.removesuffix(LONGER)
     color, marker = scheme_look(SCHEMES.get(arm, arm))
     front = {"color": color, "marker": marker, "zorder": 3}
@@ -40,7 +40,8 @@ def look(arm: str, named: bool = True) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """An arm along an axis: values at every x, whether its rate is at the grid's edge there, how many runs diverged."""
+    """An arm along an axis: its values at every x, whether its rate is at the edge of the grid there, and how many runs
+    diverged."""
 
     arm: str
     x: Sequence[float]
@@ -50,9 +51,10 @@ class Line:
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
-    """Means with single values as dots. Hollow: at the edge of the grid; x at the top: a divergence, and no mean of the
-    runs that came through; ^ at the top: a value beyond the axis (`highest_shown`). Bars are Student's 95%,
-    and end where the axis does. The second of two named lines of one colour is dashed."""
+    """Draws means as lines, and single values as dots. Markers: hollow: the rate is at the edge of the grid; x at the
+    top: a run diverged, and no mean of the others is drawn; ^ at the top: the value is beyond the axis
+    (`highest_shown`). Bars are Student's 95% intervals, and are cut off where the axis ends. If two named lines have
+    the same colour, the second is dashed."""
     top, colors = highest_shown(lines), set()
     for line in sorted(lines, key=lambda line: line.arm in named):
         style = look(line.arm, line.arm in named)
@@ -88,7 +90,7 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
 
 
 def highest_shown(lines: Sequence[Line]) -> float | None:
-    """Where the axis ends if a value lies so far above most means that it would press them together; else None."""
+    """The end of the axis, if a value lies so far above most means that it would flatten them; else None."""
     means = [float(np.mean(line.values[i])) for line in lines for i in _sound(line)]
     if len(means) < MANY:
         return None
@@ -101,19 +103,19 @@ def highest_shown(lines: Sequence[Line]) -> float | None:
 
 
 def _sound(line: Line) -> list[int]:
-    """Places of a line at which nothing diverged."""
+    """Indices of the points of a line at which no run diverged."""
     return [i for i, own in enumerate(line.values) if len(own) and not line.diverged[i]]
 
 
 def _dots(line: Line) -> tuple[list[float], list[float]]:
-    """All single values, and where they stand."""
+    """The x positions of all single values, and the values."""
     pairs = [(x, value) for x, own in zip(line.x, line.values, strict=True) for value in own]
     return [x for x, _ in pairs], [value for _, value in pairs]
 
 
 def with_spread(ax: Axes, x: Sequence[float], values: Sequence[Sequence[float]], **style) -> None:
-    """A line through means with each mean's 95% Student interval as a bar, from three values on, and single values as
-    dots."""
+    """A line through the means, the 95% Student interval of each as a bar if it has three values or more, and single
+    values as dots."""
     means = np.array([np.mean(own) for own in values])
     half = np.array([mean_interval(own).high - np.mean(own) if len(own) >= FEWEST else 0.0 for own in values])
     color = ax.errorbar(x, means, half, capsize=3, **{"marker": "o"} | style).lines[0].get_color()

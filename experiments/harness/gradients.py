@@ -1,4 +1,4 @@
-"""Review Residuals in convex form, and the gradients that tell whether the first blocks still learn."""
+"""Review Residuals in convex form, and gradient norms that show whether the first blocks still learn."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ class ReviewConvex(Review):
 
 
 def gradients(folder: Path) -> dict:
-    """Gradient norms of the first and the last block's branches, with the initial values and with the trained ones."""
+    """Gradient norms of the branches of the first and the last block, at the initial and at the trained parameters."""
     run = open_run(folder)
     batch = next(iter(Evaluator(run.blueprint).batches(1)))
 

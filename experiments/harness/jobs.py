@@ -1,4 +1,4 @@
-"""Jobs: the pieces of an experiment that can be done anywhere, once each, and leave a record behind."""
+"""Jobs: parts of an experiment that can be done on any machine, each once, and leave a record."""
 
 import dataclasses
 import json
@@ -20,24 +20,24 @@ from nagjax.train.loop import BROKEN_DOWN, train
 from pallas_kernels.origin import origin
 
 RECORD = "record.json"
-TEXT = "text"  # among a run's metrics: a hash of the corpus it has read
+TEXT = "text"  # in a run's metrics: a hash of the corpus that it has read
 NAMES = {field.name for field in dataclasses.fields(RunConfig)}
-OF = "of"  # which function measured a run; records from before 2026-11-27 do not tell
-RUN = {"scheme", "model", "optimizer", "train", "data"}  # a run's config has had these from the beginning
+OF = "of"  # in a run's config: the function that measured it; absent before 2026-11-27
+RUN = {"scheme", "model", "optimizer", "train", "data"}  # the parts of a run's config that every version has had
 
 
 class Job(Protocol):
-    """One piece of work. `labels` say what it stands for in the analysis; JSON values. `needs`, where there
-    is one: the jobs whose records it reads."""
+    """One piece of work. `labels` (JSON values) say what it stands for in the analysis. `needs`, if there is one, gives
+    the jobs whose records this job reads."""
 
-    name: str  # of its folder, unique in the plan
+    name: str  # of its folder; unique in the plan
     labels: dict[str, Any]
 
     def config(self) -> dict[str, Any]:
-        """All that decides the outcome, as JSON values."""
+        """Everything that decides the outcome, as JSON values."""
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Does the work, or goes on with it, in its folder; returns metrics as JSON values."""
+        """Does the work in its folder, or continues it; returns metrics as JSON values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training run; the seed is that of its initial values and of its data order. `after` measures the run's folder
-    once it is trained; a dataclass where it has options."""
+    """A training run; the seed sets its initial values and its data order. `after` measures the run's folder once it is
+    trained; it is a dataclass if it has options."""
 
     name: str
     labels: dict[str, Any]
@@ -70,7 +70,7 @@ class Training:
         return to_dict(self.run_config) | {"after": options | {OF: f"{made.__module__}.{made.__qualname__}"}}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Scores at the end of training; `diverged` and no loss if training broke down."""
+        """Scores at the end of training; `diverged`, and no loss, if training broke down."""
         try:
             train(self.run_config, folder, label=self.name)
         except UserError as error:
@@ -81,7 +81,7 @@ class Training:
 
 
 def seeded(config: RunConfig, seed: int) -> RunConfig:
-    """The config with this seed for initial values and data order."""
+    """The config with this seed for its initial values and its data order."""
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, seed=seed),
@@ -90,8 +90,8 @@ def seeded(config: RunConfig, seed: int) -> RunConfig:
 
 
 def looked_at(steps: int, batch: int, eval_batches: int, times: int, tasks: tuple[str, ...] = ()) -> TrainConfig:
-    """A run evaluated and saved so many times on its way, of which only the newest checkpoint stays; tasks are scored
-    at its end. A batch that is bad is skipped: what diverges says so by too many of them."""
+    """The training config of a run that is evaluated and saved `times` times, keeping only the newest checkpoint; tasks
+    are scored at its end. Bad batches are skipped; a run that diverges shows it by too many of them."""
     often = max(steps // times, 1)
     return TrainConfig(
         steps,
@@ -107,8 +107,8 @@ def looked_at(steps: int, batch: int, eval_batches: int, times: int, tasks: tupl
 
 
 def trained_metrics(folder: Path) -> dict[str, Any]:
-    """What a finished run's folder tells: scores, costs, use of depth, the validation curve [tokens, loss], and scores
-    of tasks, if there are any."""
+    """The metrics of a finished run's folder: scores, costs, use of depth, the validation curve [tokens, loss], and
+    scores of tasks, if there are any."""
     run = load_run(folder)
     scored = read_metrics(folder / METRICS)[0]["eval"]
     last = scored[max(scored)]
@@ -129,7 +129,7 @@ def trained_metrics(folder: Path) -> dict[str, Any]:
 
 
 def finished(job: Job, folder: Path) -> Record | None:
-    """The record in the job's folder, if there is one. Raises UserError if it is of another job."""
+    """The record in the job's folder, if there is one. Raises UserError if it is another job's."""
     path = folder / job.name / RECORD
     try:
         record = read_record(path)
@@ -141,7 +141,7 @@ def finished(job: Job, folder: Path) -> Record | None:
 
 
 def read_record(path: Path) -> Record:
-    """Raises OSError, and UserError for a file that is damaged."""
+    """The record in a file. Raises OSError, and UserError if the file is damaged."""
     try:
         return Record(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -149,7 +149,7 @@ def read_record(path: Path) -> Record:
 
 
 def changed(config: dict[str, Any], job: Job) -> str:
-    """In which options a record's config is not the job's; "" where it is."""
+    """The options in which a record's config differs from the job's, in words; "" if it does not."""
     now, then = _json(job.config()), renewed(config)
     if OF not in config.get("after", {}):
         now.get("after", {}).pop(OF, None)
@@ -161,8 +161,8 @@ def changed(config: dict[str, Any], job: Job) -> str:
 
 
 def renewed(values: Any) -> Any:
-    """A job's config that was written before today's options were there, with what was done without them; what cannot
-    be read today stays as it is."""
+    """A job's config from before today's options existed, completed by what was done without them; returned unchanged
+    if it cannot be read today."""
     if not isinstance(values, dict):
         return values
     try:
@@ -177,7 +177,7 @@ def renewed(values: Any) -> Any:
 
 
 def execute(job: Job, folder: Path) -> Record:
-    """Runs the job in its own folder under `folder` and leaves its record there."""
+    """Runs the job in its own folder inside `folder`, and leaves its record there."""
     own = folder / job.name
     own.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -190,5 +190,5 @@ def execute(job: Job, folder: Path) -> Record:
 
 
 def _json(values: Any) -> Any:
-    """As reading it back from a file will give it."""
+    """The values as they would be after being written to a JSON file and read back."""
     return json.loads(json.dumps(values))

@@ -1,4 +1,4 @@
-"""Jobs that look at models which are there already: runs, and what `nagjax import` reads."""
+"""Jobs that measure existing models: runs, and models that `nagjax import` can read."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from nagjax.data.pipeline import STDLIB
 from nagjax.interop.load import load
 from nagjax.runs.opening import OpenRun
 
-MODELS = ("plain-24", "lns-24", "review-24", "nag-24", "nag_harmonic-24")  # of the folder models/
+MODELS = ("plain-24", "lns-24", "review-24", "nag-24", "nag_harmonic-24")  # in the folder models/
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """At one model. asked: the settings that what is measured depends on."""
+    """A job that measures one model. asked: the settings on which the measurement depends."""
 
     name: str
     labels: dict[str, Any]
@@ -35,10 +35,10 @@ def looks(runs: Sequence[str], asked: dict[str, Any], measure: Callable[[OpenRun
 
 
 def named_corpus(data: str) -> str | None:
-    """The corpus that settings name; None where it is the models' own."""
+    """The corpus that settings name; None if each model's own is meant."""
     return None if data == STDLIB else data
 
 
 def rounded(values: Any, digits: int = 6) -> list:
-    """As JSON has it."""
+    """Values for JSON, rounded to `digits` decimals."""
     return np.round(np.asarray(values, np.float64), digits).tolist()

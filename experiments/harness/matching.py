@@ -1,4 +1,4 @@
-"""Fair baselines: the same parameters, the same training FLOPs, or the same time."""
+"""Fair baselines: configs with the same number of parameters, the same training FLOPs, or the same time."""
 
 import dataclasses
 import functools
@@ -27,18 +27,19 @@ def parameters(config: RunConfig) -> int:
 
 
 def train_flops_per_token(config: RunConfig) -> float:
-    """Forward and backward pass, with what Mixture-of-Depths skips left out."""
+    """FLOPs of the forward and the backward pass, without what Mixture-of-Depths skips."""
     return model_costs(blueprint_of(_counted(config))).train
 
 
 def _counted(config: RunConfig) -> RunConfig:
-    """A config that runs of one model share, however they are trained, and in whatever order of the text."""
+    """A config that is equal for all runs of one model, however they are trained, and in whatever order they read the
+    text."""
     data = dataclasses.replace(config.data, seed=DataConfig().seed)
     return dataclasses.replace(config, optimizer=OptimizerConfig(), train=TrainConfig(), data=data)
 
 
 def train_flops(config: RunConfig) -> float:
-    """Of the whole run."""
+    """Training FLOPs of the whole run."""
     return config.train.steps * config.train.batch * config.model.context * train_flops_per_token(config)
 
 
@@ -47,13 +48,13 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
 
 
 def with_flops(config: RunConfig, budget: float) -> RunConfig:
-    """The config trained for as many steps as come nearest to a budget of training FLOPs."""
+    """The config with the number of steps that comes nearest to a budget of training FLOPs."""
     return with_steps(config, round(budget / train_flops(with_steps(config, 1))))
 
 
 def step_seconds(configs: Mapping[str, RunConfig], rounds: int = 9, steps: int = 1) -> dict[str, list[float]]:
-    """Of training steps, by round: in every round each config has its turn of so many steps in a row, so that what else
-    the machine does is in the way of all alike."""
+    """Seconds per training step of each config, by round. In every round each config takes `steps` steps in a row, so
+    that other load on the machine affects all configs alike."""
     racers = {
         name: Racer(blueprint_of(config), config.train.batch, config.model.context) for name, config in configs.items()
     }
@@ -61,13 +62,13 @@ def step_seconds(configs: Mapping[str, RunConfig], rounds: int = 9, steps: int =
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Of two columns of `step_seconds`: the median over the rounds."""
+    """The ratio of two columns of `step_seconds`: the median over the rounds."""
     return statistics.median(own / other for own, other in zip(times, others, strict=True))
 
 
 def widened(config: RunConfig, reaches: Callable[[RunConfig], float], target: float) -> RunConfig:
-    """The config widened by one unit per head at a time until `reaches(config)` is at least `target`: the rule by
-    which arXiv:2606.31859 matches parameters. With rotary positions two units at a time. Derived sizes follow.
+    """The config widened by one unit per head at a time (two with rotary positions) until `reaches(config)` is at least
+    `target`: the rule by which arXiv:2606.31859 matches parameters. Derived sizes are adjusted.
 
     Raises UserError if eight times the width is not enough.
     """

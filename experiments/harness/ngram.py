@@ -1,6 +1,7 @@
-"""The n-gram floor: what tables of byte (or token) n-grams know after the same training text, on the same evaluation.
+"""The n-gram floor: the loss of byte (or token) n-gram tables, made from the same training text, on the same
+evaluation.
 
-A Transformer that has not come below it has learned nothing that needs depth.
+A Transformer whose loss is not below it has learned nothing that needs depth.
 """
 
 import dataclasses
@@ -17,20 +18,20 @@ from nagjax.data import DataConfig, Dataset, batches, open_dataset
 from nagjax.runs.config import RunConfig
 
 ORDERS = (2, 3, 4, 5)
-JUDGED_ORDER = 4  # a loss above this table's does not count (harness/verdicts.py)
+JUDGED_ORDER = 4  # losses above this table's do not count (harness/verdicts.py)
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Targets that count, and in front of each the tokens its own row and document hold, the nearest first."""
+    """The targets that count, and for each the tokens before it in its row and document, the nearest first."""
 
     targets: Int[np.ndarray, " N"]
     before: Int[np.ndarray, "N longest"]
-    known: Int[np.ndarray, " N"]  # how many of `before` there are
+    known: Int[np.ndarray, " N"]  # the number of valid entries in `before`
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, np.ndarray]], longest: int) -> "Text":
-        """From batches of the input pipeline."""
+        """Made from batches of the input pipeline."""
         found = []
         for batch in rows:
             tokens, counts = batch["tokens"], batch["weights"] > 0
@@ -56,7 +57,7 @@ def losses(trained: Text, judged: Text, vocab: int, orders: Sequence[int] = ORDE
             kinds, seen[own] = np.unique(_pairs(seen[own], trained.before[own, length - 1], vocab), return_inverse=True)
             asked[other] = _places(kinds, _pairs(asked[other], judged.before[other, length - 1], vocab))
             asked[judged.known < length] = -1
-            other &= asked >= 0  # an unknown context, and every longer one, leaves the shorter ones' word
+            other &= asked >= 0  # after an unknown context, only the shorter ones' estimate remains
         probability[other] = _interpolated(
             seen[own], trained.targets[own], asked[other], judged.targets[other], probability[other], vocab
         )
@@ -79,14 +80,14 @@ def _pairs(contexts, tokens, vocab: int) -> Int[np.ndarray, " N"]:
 
 
 def _places(ordered: Int[np.ndarray, " K"], wanted: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """Where each value stands among the ordered ones; -1: nowhere."""
+    """The index of each value among the sorted ones; -1 if it is not there."""
     at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
     return np.where(ordered[at] == wanted, at, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """A job: the n-gram losses of what runs of this data, seed and length read."""
+    """A job: the n-gram losses of the text that runs with this data, seed and length read."""
 
     data: DataConfig
     context: int
@@ -126,13 +127,14 @@ KEY = ("data.path", "data.tokenizer", "data.seed", "model.context", "train.batch
 
 
 def key(config: dict[str, Any]) -> tuple:
-    """What a run of this flat config shares with its floor; that of a `Confirmation` has its trials' names in front."""
+    """The part of a run's flat config that determines its floor. The names in a `Confirmation`'s config have those of
+    its trials in front."""
     found = (next((v for full, v in config.items() if full == name or full.endswith(f".{name}")), None) for name in KEY)
     return tuple(found)
 
 
 def floors(jobs: Sequence[Any]) -> list[Floor]:
-    """One for every text the jobs' runs read; jobs without a `run_config` read none."""
+    """One floor for every text that the jobs' runs read; jobs without a `run_config` read none."""
     configs = [config for job in jobs if (config := getattr(job, "run_config", None)) is not None]
     return list(dict.fromkeys(map(floor_of, configs)))
 

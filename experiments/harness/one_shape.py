@@ -1,4 +1,4 @@
-"""Models of several schemes at one shape and at default learning rates, measured once they are trained."""
+"""Trains models of several schemes at one shape with default learning rates, and measures them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Settings:
 
 
 def trainings(settings: Settings, measure: Callable[[Path], dict]) -> list[Training]:
-    """One for each scheme and seed 0, 1, ...; `measure` reads the folder of the trained model."""
+    """One training for each scheme and each of the seeds 0, 1, ...; `measure` reads the folder of the trained model."""
     return [
         Training(f"{scheme}-s{seed}", {"scheme": scheme, "seed": seed}, _config(settings, scheme, seed), measure)
         for seed in range(settings.seeds)

@@ -1,4 +1,4 @@
-"""What the records of a comparison say: losses by arm, shape and fresh seed, and how the rates were chosen."""
+"""The results of a comparison's records: losses by arm, shape and fresh seed, and how the rates were chosen."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from experiments.harness.verdicts import Gap
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of the arms of a size at its shapes."""
+    """The results of the arms of a size at its shapes."""
 
     settings: Settings
     arms: tuple[str, ...]
@@ -39,12 +39,12 @@ class Outcome:
         return Tried.of([record for record in own if "factor" in record.labels or "losses" in record.metrics])
 
     def runs(self, arm: str, shape: Shape) -> dict[int, dict[str, Any]]:
-        """Metrics by fresh seed."""
+        """The metrics of an arm at a shape, by fresh seed."""
         own = self._by_pair.get((arm, shape.name), [])
         return {r.labels["seed"]: r.metrics for r in own if "factor" not in r.labels and "loss" in r.metrics}
 
     def sound(self, arm: str, shape: Shape) -> list[dict[str, Any]]:
-        """Metrics of the fresh runs that came through; where no seed is fresh, of the best of those tried."""
+        """The metrics of the fresh runs that did not diverge; without fresh seeds, those of the best run tried."""
         if runs := self.runs(arm, shape):
             return [run for run in runs.values() if run["loss"] is not None]
         factor, own = self.tried(arm, shape).factor, self._by_pair.get((arm, shape.name), [])
@@ -57,11 +57,12 @@ class Outcome:
         return {seed: run["loss"] for seed, run in self.runs(arm, shape).items()}
 
     def diverged(self, arm: str, shape: Shape) -> int:
-        """Fresh runs."""
+        """The number of fresh runs that diverged."""
         return sum(loss is None for loss in self.losses(arm, shape).values())
 
     def loss(self, arm: str, shape: Shape) -> Interval:
-        """Over the fresh seeds that came through; infinite where none did."""
+        """The mean loss in nats per token over the fresh seeds that did not diverge, with its interval; infinite if all
+        did."""
         losses = [run["loss"] for run in self.sound(arm, shape)]
         return mean_interval(losses) if losses else Interval(math.inf, math.inf, math.inf)
 
@@ -82,17 +83,17 @@ class Outcome:
 
     @property
     def scores(self) -> list[str]:
-        """Of tasks, `TASK/METRIC`."""
+        """The names of the task scores, `TASK/METRIC`."""
         return sorted({name for record in self.records for name in record.metrics.get("tasks", ())})
 
     def answered(self, score: str, arm: str, shape: Shape) -> str:
-        """A task's score, mean over the runs that have it."""
+        """A task's score, as the mean over the runs that have it."""
         found = [run.get("tasks", {}).get(score) for run in self.sound(arm, shape)]
         values = [value for value in found if value is not None]
         return mean_interval(values).text(3) if values else ""
 
     def order(self, shape: Shape) -> list[str]:
-        """Arms, the lowest mean loss first, those with a divergence behind all without."""
+        """The arms by ascending mean loss; arms with a divergence come after those without."""
         return sorted(self.arms, key=lambda arm: (self.diverged(arm, shape), self.loss(arm, shape).estimate))
 
     def ranking(self) -> str:
@@ -107,7 +108,8 @@ class Outcome:
 
     @property
     def astray(self) -> list[str]:
-        """Arms and shapes of which a fresh run has another rate than these trials chose: records of two experiments."""
+        """The arms and shapes with a fresh run whose rate is not the one that these trials chose, so that the records
+        belong to two experiments."""
         found = []
         for shape in self.shapes:
             for arm in self.arms:
@@ -122,5 +124,5 @@ class Outcome:
 
     @property
     def edges(self) -> list[str]:
-        """Arms and shapes whose tuning is not finished."""
+        """The arms and shapes whose tuning is not finished."""
         return [f"{arm} {s.name}" for s in self.shapes for arm in self.arms if self.tried(arm, s).edge]

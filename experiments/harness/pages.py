@@ -37,11 +37,11 @@ COLUMN = {
 }
 NOT_MEASURED = "not measured"
 SEEN_BEFORE = "partly known before"
-# In the main README while undecided: what is below the 4-gram table.
+# Shown in the main README while undecided: results below the 4-gram table.
 SHOWN = ("tokens_and_depth", "start_and_tokens", "five_schemes", "sixty_four_blocks", "nag_start", "rezero_factors")
 DECIDED = ("supported", "not supported")
 VERDICTS = (*DECIDED, "undecided")
-EDGES = 3  # named in a reason; of more only the number is
+EDGES = 3  # edges named in a reason; if there are more, only their number is given
 
 
 def table(home: Path = HOME) -> str:
@@ -68,19 +68,20 @@ def _rows(recipe: Recipe, home: Path) -> list[list[str]]:
 
 
 def _flags(recipe: Recipe, size: str, summary: dict[str, Any]) -> str:
-    """Of the evidence; where there is none, as of fits, what the summary itself says."""
+    """The flags of the evidence; without evidence, as in fits, those of the summary itself."""
     flags = [*(summary["evidence"].get("flags", ()) or map(short, summary["reasons"]))]
     return ", ".join(flags + [SEEN_BEFORE] * bool(recipe.known(size)))
 
 
 def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
-    """Result files of the recipe's sizes but smoke."""
+    """The result files of the recipe's sizes except smoke, by size."""
     files = {size: result_file(home, recipe.name, size) for size in recipe.sizes if size != "smoke"}
     return {size: read_result(path) for size, path in files.items() if path.exists()}
 
 
 def superseded(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Of a recipe's results by size those of which another size holds every run, and more: by which."""
+    """Of a recipe's results by size, those whose runs are all contained in another, larger size; with the name of that
+    size."""
     runs = {size: {(one.name, json.dumps(one.metrics)) for one in result["records"]} for size, result in found.items()}
     larger = sorted(runs, key=lambda size: len(runs[size]), reverse=True)
     holders = {size: [other for other in larger if runs[size] < runs[other]] for size in runs}
@@ -88,23 +89,23 @@ def superseded(found: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def standing(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Without those that are superseded."""
+    """The results that are not superseded."""
     gone = superseded(found)
     return {size: result for size, result in found.items() if size not in gone}
 
 
 def all_results(home: Path = HOME) -> list[tuple[Recipe, str, dict[str, Any]]]:
-    """Recipe, size and result file."""
+    """All results as (recipe, size, result file)."""
     return [(recipe, size, found) for recipe in map(load, names()) for size, found in results(recipe, home).items()]
 
 
 def findings(home: Path = HOME) -> str:
-    """Markdown, for the main README: how many claims are decided, which, and some of the others."""
+    """Markdown for the main README: how many claims are decided, which ones, and some of the others."""
     every = [(recipe, *one) for recipe in map(load, names()) for one in standing(results(recipe, home)).items()]
     verdict = lambda result: result["summary"]["verdict"]  # noqa: E731
     tally = ", ".join(f"{sum(verdict(result) == v for *_, result in every)} {v}" for v in VERDICTS)
     decided = [one for one in every if verdict(one[2]) in DECIDED]
-    others = {}  # of each recipe the result of most tokens
+    others = {}  # of each recipe, the result with the most tokens
     for one in every:
         if one[0].name in SHOWN and one not in decided:
             others[one[0].name] = max(others.get(one[0].name, one), one, key=lambda known: _tokens(known[2]))
@@ -178,7 +179,7 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any], by: str
 
 
 def _since(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
-    """Where the size's settings are no longer those of the file, and the command did not set them."""
+    """A note if the size's settings differ today from those in the file, and the command did not set them."""
     made, now = settings_from(recipe, result["settings"]), recipe.sizes[size]
     pairs = {field.name: (getattr(made, field.name), getattr(now, field.name)) for field in dataclasses.fields(now)}
     told = [
@@ -190,9 +191,10 @@ def _since(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
 
 
 def _replanned(recipe: Recipe, result: dict[str, Any]) -> str:
-    """Which runs the same settings would make otherwise today, as where FLOPs to be matched are counted otherwise."""
+    """Which runs the same settings would make differently today, for example because FLOPs that are to be matched are
+    counted differently."""
     found: dict[str, int] = {}
-    with contextlib.suppress(UserError):  # tables and runs that are not here
+    with contextlib.suppress(UserError):  # some recipes read tables and runs that are not here
         jobs = {job.name: job for job in recipe.plan(settings_from(recipe, result["settings"]))}
         for record in result["records"]:
             told = changed(nested(record.config), jobs[record.name]) if record.name in jobs else ""
@@ -202,14 +204,15 @@ def _replanned(recipe: Recipe, result: dict[str, Any]) -> str:
 
 
 def _again(result: dict[str, Any]) -> str:
-    """What of the file's numbers is not as the runs left it; `computed_again` in a file, or in its runs' origin."""
+    """Which of the file's numbers are not those that the runs left, from `computed_again` in the file or in its runs'
+    origin."""
     found = [record.origin["computed_again"] for record in result["records"] if "computed_again" in record.origin]
     told = dict.fromkeys(f"at commit {again['commit'][:7]}: {again['what']}" for again in found)
     return f". Computed again since, {'; '.join(told)}" if told else ""
 
 
 def _machines(result: dict[str, Any]) -> str:
-    """Which arms ran on which processors, where not all ran on the same: roundings differ."""
+    """Which arms ran on which processors, if these differ: roundings depend on them."""
     arms: dict[str, set[str]] = {}
     for record in result["records"]:
         if "arm" in record.labels and "factor" not in record.labels and "loss" in record.metrics:
@@ -222,7 +225,7 @@ def _machines(result: dict[str, Any]) -> str:
 
 
 def _unclean(result: dict[str, Any]) -> str:
-    """How many runs are from code that no commit holds."""
+    """The number of runs whose code is not that of a commit."""
     commits = [record.origin.get("commit", "") for record in result["records"]]
     count = sum(commit.endswith("-dirty") for commit in commits)
     return f". {count} of {len(commits)} jobs were done with uncommitted changes in the working copy" if count else ""
@@ -235,7 +238,7 @@ def _brief(value: Any) -> str:
 
 
 def short(reason: str) -> str:
-    """A list of edges cut to the first few."""
+    """A list of edges, cut to the first few."""
     head, _, listed = reason.partition(": ")
     items = listed.split(", ")
     return f"{head}: {', '.join(items[:EDGES])} and {len(items) - EDGES} more" if len(items) > EDGES else reason
@@ -248,13 +251,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def _legend(rows: list[dict[str, Any]]) -> list[str]:
-    """What those of the columns mean whose names do not say it."""
+    """Explanations of the columns whose names do not explain themselves."""
     known = [f"*{name}*: {COLUMN[name]}" for name in rows[0] if name in COLUMN]
     return ["; ".join(known) + "."] if known else []
 
 
 def log_entries(name: str, log: str) -> list[tuple[str, str]]:
-    """Title and text of the log's entries that name the recipe first, or whose text names its result files."""
+    """Title and text of the log entries that name the recipe first, or that mention its result files."""
     found = []
     for entry in re.split(r"^## ", log, flags=re.MULTILINE)[1:]:
         title, _, text = entry.partition("\n")
@@ -265,7 +268,7 @@ def log_entries(name: str, log: str) -> list[tuple[str, str]]:
 
 
 def _one_below(text: str) -> str:
-    """With its relative links seen from a folder in the one it was written in."""
+    """The text with its relative links changed so that they work one folder further down."""
     return re.sub(r"\]\((?!https?:|#)", "](../", text)
 
 
@@ -274,12 +277,12 @@ def _escape(text: str) -> str:
 
 
 def readme(text: str, home: Path = HOME) -> str:
-    """experiments/README.md with its table renewed."""
+    """experiments/README.md with its table replaced."""
     return _between(text, BEGIN, END, table(home))
 
 
 def front(text: str, home: Path = HOME) -> str:
-    """The main README with its findings renewed."""
+    """The main README with its findings replaced."""
     return _between(
         text, "<!-- findings: python -m experiments.harness.pages -->", "<!-- end of findings -->", findings(home)
     )
@@ -292,7 +295,7 @@ def _between(text: str, begin: str, end: str, made: str) -> str:
 
 
 def write_pages() -> None:
-    """Renews experiments/README.md's table, the main README's findings, and experiments/pages/."""
+    """Rewrites experiments/README.md's table, the main README's findings, and experiments/pages/."""
     for path, renewed in ((HOME / "README.md", readme), (HOME.parent / "README.md", front)):
         write_text(path, renewed(path.read_text(encoding="utf-8")))
     (HOME / "pages").mkdir(exist_ok=True)
@@ -301,14 +304,14 @@ def write_pages() -> None:
 
 
 def draw_figures() -> None:
-    """Of all result files."""
+    """Draws the figures of all result files."""
     for recipe, size, result in all_results():
         settings = settings_from(recipe, result["settings"])
         write_plot(HOME, recipe.name, size, recipe.draw, settings, result["records"])
 
 
 def summarise_again() -> None:
-    """All result files, each from the runs in it."""
+    """Summarises every result file again, from the runs in it."""
     for recipe, size, result in all_results():
         settings = settings_from(recipe, result["settings"])
         write_summary(HOME, recipe.name, size, judged(recipe, settings, result["records"], result["floors"]))

@@ -1,5 +1,5 @@
-"""Where LayerNorm Scaling's factor 1/sqrt(b) could stand instead (arXiv:2502.05795, Table 8), and LayerNorm Scaling
-with the scaled start it is not to be combined with (Table 6). b = 1, 2, ... is the block."""
+"""Other places for LayerNorm Scaling's factor 1/sqrt(b) (arXiv:2502.05795, Table 8), and LayerNorm Scaling with the
+scaled start, a combination that the paper advises against (Table 6). b = 1, 2, ... is the block."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Generated questions whose answers take as many sequential steps as one likes, with exact answers."""
+"""Generated questions that need any chosen number of sequential steps and have exact answers."""
 
 import dataclasses
 import itertools
@@ -25,9 +25,9 @@ GENERATORS = ((1, 0, 2, 3, 4), (1, 2, 3, 4, 0))  # a transposition and a 5-cycle
 
 @dataclasses.dataclass(frozen=True)
 class Pointers:
-    """A permutation f of `nodes` that is one cycle, written down as f(0), f(1), ...; then a node s, then hop tokens.
-    The answers at s and at the hops are f(s), f(f(s)), ... The cycle is at least twice as long as the hops: to go
-    round it backwards is no shorter way."""
+    """A permutation f of `nodes` that is a single cycle, given as f(0), f(1), ..., followed by a node s and by hop
+    tokens. The answers at s and at the hops are f(s), f(f(s)), ... The cycle is at least twice as long as the number of
+    hops, so that going round it backwards is not shorter."""
 
     name: ClassVar[str] = "pointers"
     nodes: int = 16
@@ -46,7 +46,7 @@ class Pointers:
         return self.nodes + self.hops
 
     def rows(self, noise: np.random.Generator, count: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
-        """Tokens and answers; -1 where there is nothing to answer."""
+        """Tokens and answers, both int32 [N, T]; -1 where there is nothing to answer."""
         cycles = noise.permuted(np.tile(np.arange(self.nodes), (count, 1)), axis=1)
         rows = np.arange(count)[:, None]
         follows = np.empty_like(cycles)
@@ -60,7 +60,8 @@ class Pointers:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """A word over two generators of the symmetric group S5; the answer at every letter is the product so far."""
+    """A word over two generators of the symmetric group S5; the answer at every letter is the product of the letters so
+    far."""
 
     name: ClassVar[str] = "S5 words"
     hops: int = 24  # letters
@@ -88,7 +89,7 @@ Puzzle = Pointers | Words
 
 @dataclasses.dataclass(frozen=True)
 class Solve:
-    """Training on a puzzle, fresh questions at every step; only answers count."""
+    """A job: training on a puzzle, with fresh questions at every step; only answers count in the loss."""
 
     name: str
     labels: dict[str, Any]
@@ -114,7 +115,7 @@ class Solve:
         }
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Loss (nats per answer), and the share of right answers by hops."""
+        """The loss in nats per answer, and the share of right answers by number of hops."""
         config, mesh = self.how, make_mesh(self.how.mesh)
         options = config.train
         check_rows(options.batch, options.accumulate, mesh.shape)

@@ -1,4 +1,4 @@
-"""Learning rates: tried on one seed, on a grid that widens until its best is inside, then used on fresh seeds."""
+"""Learning rates: tried on one seed, on a grid that widens until its best rate is inside, then used on fresh seeds."""
 
 import dataclasses
 import math
@@ -11,18 +11,18 @@ import numpy as np
 from experiments.harness.jobs import Record, Training
 from experiments.harness.sweep import awaited
 
-Losses = Mapping[float, float | None]  # by factor; None: diverged
+Losses = Mapping[float, float | None]  # by factor; None if the run diverged
 
 
 def best(losses: Losses) -> float | None:
-    """The factor of lowest loss; None where all diverged."""
+    """The factor with the lowest loss; None if all diverged."""
     sound = {factor: loss for factor, loss in losses.items() if loss is not None}
     return min(sound, key=lambda factor: (sound[factor], factor)) if sound else None
 
 
 def missing(losses: Losses, step: float, widest: float) -> float | None:
-    """The factor to try next: beyond the end of the grid where its best lies. None: the best is inside, a rate that
-    diverged being as good a neighbour as any, or no further factor is allowed."""
+    """The factor to try next, beyond the end of the grid at which its best lies. None if the best is inside the grid (a
+    rate that diverged counts as a neighbour) or if no further factor is allowed."""
     at = best(losses)
     low, high = min(losses), max(losses)
     wanted = low / step if at in (None, low) else high * step if at == high else None
@@ -30,14 +30,14 @@ def missing(losses: Losses, step: float, widest: float) -> float | None:
 
 
 def at_edge(losses: Losses) -> bool:
-    """The best of several is the smallest or the largest tried, or there is none: all diverged."""
+    """Whether the best of several factors is the smallest or the largest tried, or all diverged."""
     return len(losses) > 1 and best(losses) in (None, min(losses), max(losses))
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """A job: the trainings at the factors, then at further ones until the best is inside. Does those that nobody has
-    done yet, and waits for those that others are at."""
+    """A job: the trainings at the given factors, then at further ones until the best is inside. Does those that nobody
+    has done yet, and waits for those that other processes are doing."""
 
     name: str
     labels: dict[str, Any]
@@ -53,7 +53,7 @@ class Tuning:
         return {"factors": list(self.factors), "widest": self.widest, "at 1": self.trial(1.0).config()}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """`losses` by factor, and in `widened` the metrics of the factors that are not of the first grid."""
+        """`losses` by factor, and in `widened` the metrics of the factors beyond the first grid."""
         found = {r.labels["factor"]: r.metrics for r in awaited(self.needs, folder.parent)}
         step = max(self.factors[1] / self.factors[0], 1.25) if len(self.factors) > 1 else 2.0
         while (factor := missing(_losses(found), step, self.widest)) is not None:
@@ -69,7 +69,7 @@ def _losses(found: Mapping[float, dict]) -> dict[float, float | None]:
 
 @dataclasses.dataclass(frozen=True)
 class AtBest:
-    """A job: a training with a fresh seed at the rate that a tuning chose."""
+    """A job: a training with a fresh seed at the rate that a tuning has chosen."""
 
     name: str
     labels: dict[str, Any]
@@ -97,13 +97,13 @@ class AtBest:
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """What the tuning of an arm at a shape came to."""
+    """The result of tuning an arm at a shape."""
 
     losses: dict[float, float | None]
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Tried":
-        """From the records of its trials (labelled `factor`) and its tuning."""
+        """Made from the records of the trials (labelled `factor`) and of the tuning."""
         losses = {r.labels["factor"]: r.metrics["loss"] for r in records if "factor" in r.labels}
         for record in records:
             losses |= {factor: loss for factor, loss in record.metrics.get("losses", ())}
@@ -119,8 +119,9 @@ class Tried:
 
     @property
     def grid_error(self) -> float | None:
-        """How far the best of the grid may be above the best rate there is, in nats: above the minimum of the parabola
-        through it and its neighbours, over the rate's logarithm. None where a neighbour is missing or diverged."""
+        """How far, in nats, the best of the grid may be above the best possible rate: its distance from the minimum of
+        the parabola through it and its neighbours, over the logarithm of the rate. None if a neighbour is missing or
+        diverged."""
         tried = list(self.losses)
         at = tried.index(self.factor) if self.factor is not None else 0
         near = tried[max(at - 1, 0) : at + 2]
@@ -129,9 +130,9 @@ class Tried:
             return None
         curve = np.polynomial.Polynomial.fit(np.log(near), losses, 2)
         (lowest,) = curve.deriv().roots()
-        return max(float(losses[1] - curve(lowest)), 0.0)  # where all are equal, rounding may say less
+        return max(float(losses[1] - curve(lowest)), 0.0)  # rounding may give less than 0 if all are equal
 
     @property
     def loss(self) -> float:
-        """On the seed the rates were tried on; infinite where all diverged."""
+        """The best loss on the seed on which the rates were tried; infinite if all diverged."""
         return math.inf if self.factor is None else float(self.losses[self.factor])

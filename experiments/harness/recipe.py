@@ -1,4 +1,4 @@
-"""Finding recipes, and what a recipe file has to hold."""
+"""Finds recipes, and checks what a recipe file must contain."""
 
 import dataclasses
 import importlib
@@ -19,13 +19,13 @@ from nagjax.errors import UserError
 
 HOME = Path(__file__).parents[1]
 FIELDS = ("claim", "source", "expected", "hardware", "time", "command")
-KNOWN = "known"  # may follow: sizes, and what of their runs was known when the claim was made
+KNOWN = "known"  # an optional field: sizes, and which of their runs were known when the claim was made
 REQUIRED_SIZES = ("smoke", "cpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """One recipe file, loaded."""
+    """A loaded recipe file."""
 
     name: str
     header: dict[str, str]  # the docstring's fields
@@ -35,24 +35,24 @@ class Recipe:
     draw: Callable[[Any, Sequence[Record]], Figure]
 
     def known(self, size: str) -> str:
-        """What of this size's runs was known when the claim was made; "" for nothing."""
+        """What was known of this size's runs when the claim was made; "" if nothing was."""
         sizes, _, told = self.header.get(KNOWN, "").partition(": ")
         return told if size in sizes.split(", ") else ""
 
     def settings(self, size: str) -> Any:
-        """Raises UserError for a size the recipe does not have."""
+        """The settings of a size. Raises UserError for a size that the recipe does not have."""
         if size not in self.sizes:
             raise UserError("size", size, f"{self.name} has {', '.join(self.sizes)}")
         return self.sizes[size]
 
 
 def names() -> list[str]:
-    """Every recipe, by file."""
+    """The names of all recipes, from their files."""
     return sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("__"))
 
 
 def load(name: str) -> Recipe:
-    """Raises UserError for an unknown recipe, and for a file that is none."""
+    """The recipe of this name. Raises UserError for an unknown recipe, and for a file that is not one."""
     pick("recipe", name, dict.fromkeys(names()), "recipes")
     module = importlib.import_module(f"experiments.{name}")
     own = getattr(module, "COMPARISON", module)
@@ -68,8 +68,8 @@ def load(name: str) -> Recipe:
 
 
 def planned(recipe: Recipe, settings: Any) -> list[Job]:
-    """The recipe's jobs, and the n-gram tables of all texts they read. Raises UserError where there are none, of which
-    a result file would be written all the same, in place of an earlier one."""
+    """The recipe's jobs, and the n-gram tables of all texts that they read. Raises UserError if there are no jobs,
+    because an empty result file would replace an earlier one."""
     jobs = list(recipe.plan(settings))
     if not jobs:
         values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
@@ -79,7 +79,7 @@ def planned(recipe: Recipe, settings: Any) -> list[Job]:
 
 
 def judged(recipe: Recipe, settings: Any, records: Sequence[Record], tables: Sequence[Record]) -> Summary:
-    """The recipe's summary with its evidence, and the verdict this allows."""
+    """The recipe's summary with its evidence, and with the verdict that the evidence allows."""
     return concluded(recipe.summarise(settings, records), records, tables)
 
 

@@ -1,4 +1,4 @@
-"""Result files: what was run, on what, what came out, and what it says about the claim."""
+"""Result files: what was run and where, the records, and what they say about the claim."""
 
 import dataclasses
 import json
@@ -16,20 +16,20 @@ from nagjax.files import write_text
 from nagjax.report.style import RC
 from nagjax.runs.config import flatten
 
-SHORT = 30  # options of a config that is written whole
-LISTS = ',\n "floors": ['  # in a result file, behind everything that is no list of runs
+SHORT = 30  # number of options up to which a config is written in full
+LISTS = ',\n "floors": ['  # in a result file, where the lists of runs end
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What the records say: one line for the README, the verdict on the claim, and a table with a row per arm."""
+    """What the records show: one line for the README, the verdict on the claim, and a table with a row per arm."""
 
     measured: str
     verdict: Verdict
     table: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     details: dict[str, Any] = dataclasses.field(default_factory=dict)  # `evidence.concluded` reads two of them
-    headline: str = ""  # one number with its interval; "": the beginning of `measured`
-    reasons: list[str] = dataclasses.field(default_factory=list)  # why nothing is decided, where that has reasons
+    headline: str = ""  # one number with its interval; "": the beginning of `measured` is used
+    reasons: list[str] = dataclasses.field(default_factory=list)  # why the claim is undecided, if so
     evidence: dict[str, Any] = dataclasses.field(default_factory=dict)  # `evidence.Evidence`; none without trainings
 
 
@@ -55,8 +55,8 @@ def write_result(
     summary: Summary,
     floors: Sequence[Record] = (),
 ) -> Path:
-    """Writes results/NAME.SIZE.json, in place of unfinished/NAME.SIZE.json where that holds nothing else; returns its
-    path."""
+    """Writes results/NAME.SIZE.json and returns its path. Removes unfinished/NAME.SIZE.json if that contains nothing
+    else."""
     path = result_file(home, name, size)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, _told(name, size, command, settings, records, floors, {"summary": dataclasses.asdict(summary)}))
@@ -67,14 +67,14 @@ def write_result(
 
 
 def _trial(record: Record, records: Sequence[Record]) -> bool:
-    """Whether it tried a rate and stands in its tuning's record, one of these."""
+    """Whether the record is a trial of a rate that is also contained in its tuning's record, one of `records`."""
     place = {name: value for name, value in record.labels.items() if name not in ("factor", "seed")}
     losses = [own.metrics.get("losses", ()) for own in records if own.labels == place]
     return any(factor == record.labels.get("factor") for own in losses for factor, _ in own)
 
 
 def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
-    """Puts another summary into a result file; all else in it stays."""
+    """Replaces the summary in a result file; everything else in it stays."""
     path = result_file(home, name, size)
     text = path.read_text(encoding="utf-8")
     head, lists = text.split(LISTS)
@@ -85,8 +85,8 @@ def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
 def write_unfinished(
     home: Path, name: str, size: str, command: str, settings: Any, records: Sequence[Record], floors: Sequence[Record]
 ) -> Path:
-    """Writes the jobs that are finished, of a plan whose others are not, to unfinished/NAME.SIZE.json, beside what is
-    there of others."""
+    """Writes the finished jobs of an unfinished plan to unfinished/NAME.SIZE.json, and keeps other jobs that are in
+    this file."""
     path = unfinished_file(home, name, size)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -106,7 +106,7 @@ def _told(
     floors: Sequence[Record],
     summary: dict[str, Any],
 ) -> str:
-    """A line for each run; what all runs have in common is written once."""
+    """The text of a result file: one line for each run; what all runs have in common is written once."""
     shared_config, own_configs = _split_common([flatten(record.config) for record in records])
     configs = _by_difference([record.name for record in records], own_configs)
     shared_origin, origins = _split_common([record.origin for record in records])
@@ -130,8 +130,8 @@ def _told(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result file; `records` holds its runs as `Record`s, with flat configs, `floors` those of the n-gram tables.
-    Raises UserError for one that is damaged."""
+    """The content of a result file; `records` holds its runs as `Record`s with flat configs, `floors` those of the
+    n-gram tables. Raises UserError if the file is damaged."""
     try:
         return _read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
@@ -161,7 +161,7 @@ def _read(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def records_in(path: Path) -> list[Record]:
-    """All that a result file holds, its n-gram tables, too; none where there is no file."""
+    """All records in a result file, including its n-gram tables; none if there is no file."""
     result = read_result(path) if path.exists() else {"records": (), "floors": ()}
     return [*result["records"], *result["floors"]]
 
@@ -183,8 +183,8 @@ def _split_common(dictionaries: Sequence[dict]) -> tuple[dict, list[dict]]:
 
 
 def _by_difference(names: Sequence[str], configs: Sequence[dict]) -> list[dict[str, Any]]:
-    """Each as `config`; a long one, most of which is that of an earlier run, as `like` that run, with what is changed
-    or added in `config`, and `without` the keys that it lacks."""
+    """For each run its `config`. A long config that is mostly equal to an earlier run's is stored as `like` (that run),
+    `config` (what is changed or added) and `without` (the keys that it lacks)."""
     whole: dict[str, dict] = {}
     told = []
     for name, config in zip(names, configs, strict=True):

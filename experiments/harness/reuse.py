@@ -1,4 +1,4 @@
-"""Runs of before: which of a plan's jobs result files already hold, and what a new file would lose of them."""
+"""Reuse of earlier runs: which of a plan's jobs result files already contain, and what a new file would lose."""
 
 import dataclasses
 import json
@@ -14,8 +14,8 @@ from nagjax.runs.config import nested
 
 
 def recorded(homes: Sequence[Path], name: str, size: str) -> dict[str, Record]:
-    """The jobs of a size that result files hold, finished sizes and unfinished ones, by name; where two hold the same,
-    that of the first home counts, and in it the finished one."""
+    """The jobs of a size that result files, finished and unfinished, contain, by name. If two contain the same job, the
+    earlier home counts, and within a home the finished file."""
     found: dict[str, Record] = {}
     for home in reversed(homes):
         for path in (unfinished_file(home, name, size), result_file(home, name, size)):
@@ -24,10 +24,11 @@ def recorded(homes: Sequence[Path], name: str, size: str) -> dict[str, Record]:
 
 
 def reuse(homes: Sequence[Path], name: str, size: str, jobs: Sequence[Job], folder: Path) -> int:
-    """Leaves the records that a size's files hold where these jobs would leave them, so that they are not done again;
-    returns how many. A record that is there stays. A size of another recipe is RECIPE.SIZE.
+    """Copies the records in a size's files to where these jobs would leave them, so that they are not run again;
+    returns how many of these jobs the files contain. Records that are already there stay. A size of another recipe is
+    given as RECIPE.SIZE.
 
-    Raises UserError if there is no such file, if it has none of these jobs, or if one of them is of another config.
+    Raises UserError if there is no such file, if it has none of these jobs, or if one of them has another config.
     """
     other, _, of_size = size.rpartition(".")
     path = result_file(homes[0], other or name, of_size)
@@ -54,8 +55,8 @@ def reuse(homes: Sequence[Path], name: str, size: str, jobs: Sequence[Job], fold
 
 
 def done(jobs: Sequence[Job], folder: Path) -> list[Record]:
-    """The records in the folder: of these jobs, and of the rates that an unfinished tuning has tried beyond its first
-    grid, which no job of the plan stands for."""
+    """The records in the folder: those of these jobs, and those of the rates that an unfinished tuning has tried beyond
+    its first grid, which are not jobs of the plan."""
     there = [read_record(path) for path in sorted(folder.glob(f"*/{RECORD}"))]
     open_ones = [job for job in jobs if finished(job, folder) is None]
     found = [finished(job, folder) for job in [*jobs, *_widened(open_ones, there)]]
@@ -69,8 +70,8 @@ def _widened(jobs: Sequence[Job], records: Iterable[Record]) -> list[Job]:
 
 
 def check_kept(home: Path, name: str, size: str, jobs: Sequence[Job]) -> None:
-    """Raises UserError if the size's result file holds runs that this plan, whose result would replace it, lacks or has
-    with another config; and where what is kept of it is damaged."""
+    """Raises UserError if the size's result file, which this plan's result would replace, contains runs that the plan
+    lacks or has with another config, and if the file that is kept of it is damaged."""
     path, planned = result_file(home, name, size), {job.name: job for job in jobs}
     records_in(unfinished_file(home, name, size))
     there = records_in(path)

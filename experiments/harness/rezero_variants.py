@@ -16,7 +16,7 @@ from nagjax.residual.schemes.skip_init import Scalar, SkipInit
 
 
 class Written(ReZeroPreNorm):
-    """The boundary by its equation, for any gate and norm."""
+    """The update of the residual computed by its equation, for any gate and norm."""
 
     advance = SkipInit.advance
 

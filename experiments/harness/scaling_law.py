@@ -13,7 +13,7 @@ Rows = Float[np.ndarray, "N F"]
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A fitted law: exponents and log coefficients by term, the irreducible loss, and how well it fits."""
+    """A fitted law: exponents and log coefficients by term, the irreducible loss, and how well the law fits."""
 
     exponents: tuple[float, ...]
     log_coefficients: tuple[float, ...]
@@ -26,18 +26,18 @@ class Law:
         return np.array([*self.log_coefficients, *self.exponents, np.log(self.irreducible)])
 
     def terms(self, x: Float[np.ndarray, " F"]) -> Float[np.ndarray, " F"]:
-        """What each term adds to the loss at a point."""
+        """The contribution of each term to the loss at a point."""
         return np.exp(np.array(self.log_coefficients) - np.array(self.exponents) * np.log(x))
 
 
 def fit(x: Rows, loss: Float[np.ndarray, " N"], start: np.ndarray | None = None, fixed: dict | None = None) -> Law:
-    """The law that minimises the mean of (log L - log L_fit)^2, the best of several starts unless one is given.
+    """The law that minimises the mean of (log L - log L_fit)^2; the best of several starts unless one is given.
 
-    fixed: exponents by term that stay at a value.
+    fixed: exponents, by index of their term, that are held at a value.
     """
     x, target = np.log(np.asarray(x, float)), np.log(np.asarray(loss, float))
     terms, fixed = x.shape[1], fixed or {}
-    middle = np.mean(x, axis=0)  # coefficients at the middle of the data are nearly uncorrelated with the exponents
+    middle = np.mean(x, axis=0)  # at the middle of the data, coefficients and exponents are almost uncorrelated
     free = [i for i in range(2 * terms + 1) if i - terms not in fixed]
     whole = np.zeros(2 * terms + 1)
     for term, value in fixed.items():
@@ -78,12 +78,13 @@ def fit(x: Rows, loss: Float[np.ndarray, " N"], start: np.ndarray | None = None,
 
 
 def drop_highest(loss: Float[np.ndarray, " N"], count: int) -> np.ndarray:
-    """Which points stay without the `count` highest losses, and without any as high as the last of these."""
+    """A mask of the points that remain without the `count` highest losses, and without any as high as the last of
+    these."""
     return loss < np.sort(loss)[-count] if count else np.full(loss.shape, True)
 
 
 def bootstrap_parameters(x: Rows, loss: Float[np.ndarray, " N"], law: Law, samples: int, seed: int = 0) -> np.ndarray:
-    """Parameters [samples, 2F + 1] of fits to resampled points, started from the fit to all."""
+    """The parameters [samples, 2F + 1] of fits to resampled points, started from the fit to all points."""
     noise, draws = np.random.default_rng(seed), []
     for _ in range(samples):
         rows = noise.integers(0, len(loss), len(loss))

@@ -1,4 +1,4 @@
-"""A random search whose best find is then trained on seeds it was not found with."""
+"""A random search, whose best result is then trained on further seeds."""
 
 import dataclasses
 import json
@@ -11,11 +11,11 @@ import numpy as np
 from experiments.harness.jobs import Record, Training
 from experiments.harness.sweep import awaited
 
-Space = Mapping[str, Sequence[Any]]  # option: the values to choose from, the default first
+Space = Mapping[str, Sequence[Any]]  # the values of each option, the default first
 
 
 def drawn(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
-    """The defaults, then `trials - 1` different uniform draws from the space (fewer where it has no more)."""
+    """The defaults, followed by `trials - 1` distinct uniform draws from the space (fewer if the space has no more)."""
     noise, found = np.random.default_rng(seed), [{name: values[0] for name, values in space.items()}]
     size = int(np.prod([len(values) for values in space.values()]))
     while len(found) < min(trials, size):
@@ -26,20 +26,20 @@ def drawn(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
 
 
 def best(records: Sequence[Record]) -> Record | None:
-    """The trial of lowest loss among those that did not diverge."""
+    """The trial with the lowest loss among those that did not diverge; None if all did."""
     sound = [record for record in records if record.metrics["loss"] is not None]
     return min(sound, key=lambda record: (record.metrics["loss"], record.name)) if sound else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Confirmation:
-    """The best of the trials, trained anew with another seed. Does those trials that nobody has done yet, and waits for
-    those that others are at."""
+    """A job: the best of the trials, trained anew with another seed. Does the trials that nobody has done yet, and
+    waits for those that other processes are doing."""
 
     name: str
     labels: dict[str, Any]
     trials: tuple[Training, ...]
-    seeded: tuple[Training, ...]  # each trial with this confirmation's seed
+    seeded: tuple[Training, ...]  # each trial with this job's seed
 
     @property
     def run_config(self):

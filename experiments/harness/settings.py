@@ -30,12 +30,12 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Of job folders and tables, unique among the shapes of a size."""
+        """The name of the shape in job folders and tables; unique among the shapes of a size."""
         return self.title or f"{self.depth}x{self.width}-{brief(self.tokens)}"
 
 
 def brief(count: float) -> str:
-    """61440 as 61k, 2097152 as 2.1M."""
+    """A count in short form: 61440 as 61k, 2097152 as 2.1M."""
     for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= unit:
             value = count / unit

@@ -30,15 +30,15 @@ from nagjax.runs.opening import OpenRun
 from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch
 
-LEAST = 1e-10  # square of a gain, nats^2, of which a logarithm is taken
-RIDGE = 0.1  # of the mean square of a direction's features, which is 1
-ALONE = ((0.0, 1.0), (1.0, 0.0))  # rates at which a block runs its attention only, or its MLP
-TRIES = 8  # at a threshold
+LEAST = 1e-10  # nats^2, added to a squared gain before its logarithm is taken
+RIDGE = 0.1  # relative to the mean square of a direction's features, which is 1
+ALONE = ((0.0, 1.0), (1.0, 0.0))  # rates at which a block runs only its attention, or only its MLP
+TRIES = 8  # attempts to find a threshold
 
 
 class Signal(NamedTuple):
-    """Scores `turns t + weights r + offsets + known` of tangent t and direction r by sublayer; `known` is by pair, one
-    for each batch that is run."""
+    """Scores `turns t + weights r + offsets + known` by sublayer, from tangents t and directions r. `known` is given by
+    pair, for each batch that is run."""
 
     turns: Float[np.ndarray, "L 2"]
     weights: Float[np.ndarray, "L 2 D"]
@@ -46,7 +46,7 @@ class Signal(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Of all pairs of a batch: first-order gain (nats), tangent, and the direction that the sublayer reads."""
+    """For all pairs of a batch: the first-order gain (nats), the tangent, and the direction that the sublayer reads."""
 
     gains: Float[Array, "L 2 B T"]
     turns: Float[Array, "L 2 B T"]
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Of a batch: sums over its targets, who ran, and all scores."""
+    """For a batch: sums over its targets, the share of the tokens that ran each sublayer, and all scores."""
 
     nats: Float[Array, ""]
     correct: Float[Array, ""]
@@ -64,9 +64,10 @@ class Scored(NamedTuple):
 
 
 class Signals:
-    """A dense NAG run of which pairs are skipped whose score is below one threshold. All signals share a program.
+    """A dense NAG run in which the pairs whose score is below one threshold are skipped. All signals share one compiled
+    program.
 
-    Keys and values are there for all tokens, of whatever sublayer runs at all.
+    Keys and values are computed for all tokens in every sublayer that runs for any token.
     """
 
     def __init__(self, run: OpenRun):
@@ -80,67 +81,68 @@ class Signals:
         return self.run.config.model.depth, 2
 
     def see(self, text: Sequence[Batch]) -> list[Seen]:
-        """What the dense model does and gains on each batch."""
+        """The first-order gains, tangents and directions of the dense model on each batch."""
         return [jax.device_get(self._see(self.params, batch)) for batch in text]
 
     def nothing(self) -> Signal:
-        """Scores of zero."""
+        """The signal that scores every pair zero."""
         return Signal(np.zeros(self.shape), np.zeros((*self.shape, self.run.config.model.width)), np.zeros(self.shape))
 
     @property
     def gate(self) -> int:
-        """Multiply-adds of a tangent."""
+        """The multiply-adds of computing a tangent."""
         return self.run.config.model.width * self.run.config.scheme.directions
 
     def flops(self, ran: Float[np.ndarray, "L 2"]) -> float:
-        """Forward FLOPs per token by the library's closed form, with these shares of the tokens run; no scores."""
+        """Forward FLOPs per token, by the library's closed form, if these shares of the tokens run each sublayer;
+        scores not included."""
         return costs(self.run.config.model, self.run.blueprint.parameters, "random", "threshold", shares=ran).forward
 
     def saved(self) -> Float[np.ndarray, "L 2"]:
-        """Forward FLOPs that a token saves by skipping a sublayer, as a share of all."""
+        """The forward FLOPs that a token saves by skipping each sublayer, as a share of all."""
         everyone = np.ones(self.shape)
         half, whole = [np.where(np.arange(2) == kind, 0.5, everyone) for kind in (0, 1)], self.flops(everyone)
         kinds = [(whole - self.flops(own)) / (0.5 * self.shape[0] * whole) for own in half]
         return everyone * kinds
 
     def worth(self, gains: Float[Array, "L 2 *n"]) -> Float[np.ndarray, "L 2 *n"]:
-        """Gains per share of the FLOPs that skipping saves."""
+        """Gains divided by the share of the FLOPs that skipping saves."""
         return np.asarray(gains) / np.expand_dims(self.saved(), tuple(range(2, np.ndim(gains))))
 
     def mean_square(self, seen: Sequence[Seen]) -> Float[np.ndarray, "L 2"]:
-        """Of the gains, nats^2."""
+        """The mean square of the gains by sublayer, nats^2."""
         return _mean([s.gains**2 for s in seen])
 
     def counts(self, rate: float) -> range:
-        """Of whole sublayers, from one to as many as make up the rate."""
+        """Numbers of whole sublayers, from one to as many as make up the rate."""
         return range(1, max(round(rate * math.prod(self.shape)), 1) + 1)
 
     def least(self, seen: Sequence[Seen], count: int) -> Float[np.ndarray, "L 2"]:
-        """1 for so many sublayers of least mean squared gain per FLOP."""
+        """1 for the `count` sublayers with the least mean squared gain per FLOP, else 0."""
         ranks = np.argsort(np.argsort(self.worth(self.mean_square(seen)), axis=None)).reshape(self.shape)
         return (ranks < count).astype(float)
 
     def turned(self) -> Signal:
-        """The angle."""
+        """The signal that scores by the angle."""
         return self.nothing()._replace(turns=np.ones(self.shape))
 
     def scaled(self, seen: Sequence[Seen]) -> Signal:
-        """The angle in units of what it is worth at its sublayer: the root of mean squared gain per FLOP over mean
-        squared tangent."""
+        """The signal that scores by the angle, weighted at each sublayer by the root of mean squared gain per FLOP over
+        mean squared tangent."""
         return self.nothing()._replace(
             turns=np.sqrt(self.worth(self.mean_square(seen)) / _mean([s.turns**2 for s in seen]))
         )
 
     def first_order(self, seen: Sequence[Seen], text: Sequence[Batch]) -> Signal:
-        """The gain per FLOP as a linear function of the direction."""
+        """The signal that predicts the gain per FLOP as a linear function of the direction."""
         return self._fitted(seen, text, [self.worth(s.gains) for s in seen])
 
     def fitted(self, seen: Sequence[Seen], text: Sequence[Batch]) -> Signal:
-        """The logarithm of the squared gain per FLOP as a linear function of the direction."""
+        """The signal that predicts the logarithm of the squared gain per FLOP as a linear function of the direction."""
         return self._fitted(seen, text, [np.log(self.worth(s.gains**2 + LEAST)) for s in seen])
 
     def _fitted(self, seen, text, wanted: Sequence[Float[np.ndarray, "L 2 B T"]]) -> Signal:
-        """By ridge regression at each sublayer, on tokens that are no padding."""
+        """A signal fitted by ridge regression at each sublayer, on tokens that are not padding."""
         real = np.concatenate([np.asarray(batch.segment_ids).ravel() > 0 for batch in text])
         x, y = (_rows(part)[:, :, real] for part in ([s.directions for s in seen], wanted))
         middle, mean = x.mean(axis=2, keepdims=True), y.mean(axis=2, keepdims=True)
@@ -151,7 +153,8 @@ class Signals:
         return self.nothing()._replace(weights=weights, offsets=offsets)
 
     def correlation(self, signal: Signal, seen: Sequence[Seen]) -> float:
-        """Of its scores, where nothing is skipped, with the logarithms of squared gains: mean over sublayers."""
+        """The correlation of the signal's scores in the dense model with the logarithms of squared gains; mean over
+        sublayers."""
         x, turns, gains = (_rows([getattr(s, name) for s in seen]) for name in ("directions", "turns", "gains"))
         scores = signal.turns[..., None] * turns + np.einsum("lsnd,lsd->lsn", x, signal.weights)
         scores, gains = (part - part.mean(axis=2, keepdims=True) for part in (scores, np.log(gains**2 + LEAST)))
@@ -165,8 +168,8 @@ class Signals:
         return [jax.device_get(self._score(self.params, signal, np.float32(cut), b, np.float32(k))) for b, k in passes]
 
     def threshold(self, signal: Signal, rate: float, text: Sequence[Batch], known=None) -> float:
-        """At which this share of the pairs is skipped: a quantile of the dense model's scores, moved by what it misses,
-        since what is skipped early changes the scores that come later."""
+        """The threshold at which this share of the pairs is skipped: a quantile of the dense model's scores, corrected
+        by what it misses, because skipping early changes later scores."""
         scores = np.concatenate([s.scores.ravel() for s in self.score(signal, -np.inf, text, known)])
         level = rate
         for _ in range(TRIES):
@@ -180,21 +183,22 @@ class Signals:
     def points(
         self, signal: Signal, rates, text, held_out, *, known=None, multiply_adds: float = 0.0
     ) -> list[tuple[Point, Float[np.ndarray, "L 2"]]]:
-        """Skipped at these rates, and the shares of the tokens that ran. A score takes so many multiply-adds;
-        those of a tangent are the update's, too, where the token runs.
+        """The results of skipping at these rates, and the shares of the tokens that ran. A score costs `multiply_adds`;
+        those of a tangent are shared with the update if the token runs.
 
-        `known`: of the batches of `text`, and then of `held_out`."""
+        `known`: scores for the batches of `text`, followed by those for `held_out`.
+        """
         ours, theirs = (known[: len(text)], known[len(text) :]) if known else (None, None)
         cuts = [self.threshold(signal, rate, text, ours) for rate in rates]
         shared = self.gate if signal.turns.any() else 0
         return [self._point(self.score(signal, cut, held_out, theirs), multiply_adds, shared) for cut in cuts]
 
     def without(self, gone: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
-        """All tokens skip the sublayers that are 1, and no others."""
+        """The result if all tokens skip the sublayers that are 1 in `gone`, and no others."""
         return self._point(self.score(self.nothing()._replace(offsets=-gone), -0.5, held_out))
 
     def others(self, ran: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
-        """These shares of the tokens run each sublayer, drawn at random."""
+        """The result if each sublayer runs for these shares of the tokens, drawn at random."""
         noise = np.random.default_rng(0)
         known = [noise.random((*self.shape, *batch.tokens.shape)) for batch in held_out]
         return self._point(self.score(self.nothing()._replace(offsets=ran - 1.0), 0.0, held_out, known))
@@ -202,7 +206,7 @@ class Signals:
     def _point(
         self, found: Sequence[Scored], multiply_adds: float = 0.0, shared: float = 0.0
     ) -> tuple[Point, Float[np.ndarray, "L 2"]]:
-        """`shared`: of a score's multiply-adds, those that an update needs as well."""
+        """`shared`: how many of a score's multiply-adds the update needs as well."""
         ran = np.mean([s.ran for s in found], axis=0)
         nats, correct, count = (sum(float(getattr(s, name)) for s in found) for name in ("nats", "correct", "count"))
         flops = self.flops(ran) + 2 * (ran.size * multiply_adds - float(ran.sum()) * shared)
@@ -210,7 +214,7 @@ class Signals:
 
 
 def _rows(parts: Sequence[Float[np.ndarray, "L 2 B T ..."]]) -> Float[np.ndarray, "L 2 N ..."]:
-    """All tokens of all batches."""
+    """The values of all tokens of all batches."""
     return np.concatenate([part.reshape(*part.shape[:2], -1, *part.shape[4:]) for part in parts], axis=2)
 
 
@@ -219,7 +223,7 @@ def _mean(parts: Sequence[Float[np.ndarray, "L 2 ..."]]) -> Float[np.ndarray, "L
 
 
 def _by_sublayer(model: Transformer, stream, call: BlockCall, advance):
-    """The stream behind a block whose sublayers are run by `advance(i, at, before, after)`, and what that notes."""
+    """The stream after a block whose sublayers `advance(i, at, before, after)` runs, and what `advance` records."""
     notes, layer = [], call.layer
     for i, own in enumerate((layer.block.attention, layer.block.mlp)):
         entry = layer.block.mlp.entry if i == 0 else layer.entry

@@ -1,11 +1,11 @@
-"""How many tokens a run saves another, read off their validation curves."""
+"""How many tokens a run saves compared with another, read from their validation curves."""
 
 import math
 from collections.abc import Sequence
 
 
 def tokens_to(curve: Sequence[Sequence[float]], loss: float) -> float:
-    """Tokens after which a validation curve [tokens, loss] first falls to `loss`, between its points linearly in the
+    """The tokens after which a validation curve [tokens, loss] first falls to `loss`, interpolated linearly in the
     logarithm of the tokens; infinite if it never does."""
     before = None
     for tokens, value in curve:
@@ -20,7 +20,7 @@ def tokens_to(curve: Sequence[Sequence[float]], loss: float) -> float:
 
 
 def speed_up(curve: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> float:
-    """The reference's tokens over the run's, to the final loss of the worse of the two. Of one cosine schedule, so it
-    flatters whoever learns faster early."""
+    """The tokens that the reference needs divided by those that the run needs, to reach the final loss of the worse of
+    the two. On one cosine schedule this flatters a run that learns faster early."""
     loss = max(curve[-1][1], reference[-1][1])
     return tokens_to(reference, loss) / tokens_to(curve, loss)

@@ -41,7 +41,7 @@ class Welch:
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
-    """Raises UserError for fewer than two values on a side."""
+    """Welch's test of two samples. Raises UserError for fewer than two values in one of them."""
     if min(len(a), len(b)) < 2:
         raise UserError("seeds", min(len(a), len(b)), "a t-test needs at least 2 runs on either side")
     found = stats.ttest_ind(a, b, equal_var=False)
@@ -61,7 +61,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def paired_interval(a: dict, b: dict, confidence: float = 0.95) -> Interval:
-    """Of the mean of a - b over the keys (seeds) both have: what they share, data order above all, cancels."""
+    """Student's interval of the mean of a - b over the keys (seeds) that both have: what they share, above all the data
+    order, cancels."""
     shared = sorted(a.keys() & b.keys())
     if not shared:
         raise UserError("seeds", sorted(a), f"no run with these seeds on the other side, which has {sorted(b)}")
@@ -69,12 +70,12 @@ def paired_interval(a: dict, b: dict, confidence: float = 0.95) -> Interval:
 
 
 def percentile_interval(estimate: float, draws: Float[np.ndarray, " samples"], confidence: float = 0.95) -> Interval:
-    """Between the percentiles of bootstrap draws."""
+    """The interval between percentiles of bootstrap draws, around `estimate`."""
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(float(estimate), float(low), float(high))
 
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Exponent a and factor c of y = c * x ** -a, by least squares of the logarithms."""
+    """The exponent a and the factor c of y = c * x ** -a, by least squares in the logarithms."""
     slope, intercept = np.polyfit(np.log(x), np.log(y), 1)
     return -float(slope), float(np.exp(intercept))

@@ -2,8 +2,8 @@
 
     x <- rms(x);   l times: the kind's step with f(x) = W2 relu(W1 x + b1)^2;   x <- rms(x)
 
-`rms` has no gain. Matrices start as torch's Linear does, uniform in +-1/sqrt(fan in), but for W2, which starts at 0 in
-all kinds but NAG's, and NAG's gates, which start as nagjax's do.
+`rms` has no gain. Matrices start as in torch's Linear, uniform in +-1/sqrt(fan in), except W2, which starts at 0 in all
+kinds but NAG's. NAG's gates start as nagjax's do, except for alpha.
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -28,7 +28,7 @@ def rms(x: Float[Array, "... D"]) -> Float[Array, "... D"]:
 
 
 def branch(block: Blocks, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
-    """What a block makes of its (normalised) input."""
+    """The output of a block's MLP for its (normalised) input."""
     return jax.nn.relu(x @ block.up + block.bias) ** 2 @ block.down
 
 
@@ -37,7 +37,7 @@ def linear(key: Array, fan_in: int, *shape: int) -> Array:
 
 
 def start_blocks(key: Array, depth: int, scale: float) -> Blocks:
-    """`scale` is on the down projections."""
+    """Initial values of `depth` blocks; `scale` multiplies the down projections."""
     up, bias, down = jax.random.split(key, 3)
     return Blocks(
         linear(up, WIDTH, depth, WIDTH, HIDDEN),
@@ -47,19 +47,19 @@ def start_blocks(key: Array, depth: int, scale: float) -> Blocks:
 
 
 class Kind(Protocol):
-    """A residual: its parameters, and how they take inputs to final states."""
+    """A kind of residual: its parameters, and how it maps inputs to final states."""
 
-    rates: Any  # learning rates of the parameters, relative to the matrices': one, or a tree of them
+    rates: Any  # learning rates of the parameters relative to the matrices': one, or a tree of them
 
     def start(self, key: Array, depth: int) -> Any:
-        """Initial values of so many blocks."""
+        """Initial values of `depth` blocks."""
 
     def states(self, blocks: Any, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
         """Final normalised states."""
 
 
 class Ordinary:
-    """`x <- x + f(rms(x))`. Starts as the identity: down projections are zero."""
+    """`x <- x + f(rms(x))`. It starts as the identity, because the down projections are zero."""
 
     rates: ClassVar[Any] = 1.0
 
@@ -99,12 +99,13 @@ class LayerNormScaling(Ordinary):
 
 
 class Gate(NamedTuple):
-    """NAG's modulators `m(r) = (sum_c p_c sigmoid(<r, w_c> + b_c)) ** beta`, p = softmax(logits), and step sizes."""
+    """NAG's modulators `m(r) = (sum_c p_c sigmoid(<r, w_c> + b_c)) ** beta`, with p = softmax(logits), and its step
+    sizes."""
 
     weight: Float[Array, "L D C"]
     bias: Float[Array, "L C"]
     logits: Float[Array, "L C"]
-    beta: Float[Array, " L"]  # its softplus is the power
+    beta: Float[Array, " L"]  # before softplus, which gives the power
     alpha: Float[Array, " L"]
 
 
@@ -114,14 +115,14 @@ class Gated(NamedTuple):
 
 
 class NormAgnostic:
-    """NAG (Figliolia & Millidge 2026, arXiv:2606.16112): `r <- (r + t n) / sqrt(1 + t^2)`, n the part of f(r)
-    orthogonal to r at unit RMS, t = alpha_l m_l(r); the final state is the direction r.
+    """NAG (Figliolia & Millidge 2026, arXiv:2606.16112): `r <- (r + t n) / sqrt(1 + t^2)`, with n the part of f(r)
+    orthogonal to r at unit RMS, and t = alpha_l m_l(r); the final state is the direction r.
 
-    Unlike in a language model nothing is centred: inputs and targets of the toy have means. No log-norm is kept, for
-    nothing reads it. A zero down projection would make n = 0/0, so the start is torch's Linear here too; its length
-    does not change the function, only how fast the direction learns, hence the rates. The gates start as those of
-    `nagjax.residual.schemes.nag` but for alpha_l, a tenth of the l ** -0.5 there, so that the student begins near the
-    identity, where the others begin.
+    Unlike in a language model nothing is centred, because inputs and targets of the toy have means. No log-norm is
+    kept, because nothing reads it. A zero down projection would make n = 0/0, so it starts as torch's Linear, too; its
+    length does not change the function, but how fast the direction learns, which the rates compensate. The gates start
+    as those of `nagjax.residual.schemes.nag`, except alpha_l, which is a tenth of the l ** -0.5 there, so that the
+    student starts near the identity, as the others do.
     """
 
     rates: ClassVar[Any] = Gated(6.0, 6.0 / 12)
@@ -147,15 +148,15 @@ class NormAgnostic:
 
 
 def turn(gate: Gate, r: Float[Array, "B D"]) -> Float[Array, "B 1"]:
-    """tan of the angle by which a block turns each state."""
+    """The tangent [B, 1] of the angle by which a block turns each state."""
     mixture = jax.nn.sigmoid(r @ gate.weight + gate.bias) @ jax.nn.softmax(gate.logits)
     return gate.alpha * (jnp.maximum(mixture, 1e-6) ** jax.nn.softplus(gate.beta))[..., None]
 
 
 def turned(r: Float[Array, "B D"], u: Float[Array, "B D"], t: Float[Array, "B #1"]) -> Float[Array, "B D"]:
-    """A unit-RMS state turned by arctan t towards u; as it is where t or u is 0."""
+    """A unit-RMS state turned by arctan t towards u; unchanged if t or u is 0."""
     u = u - jnp.mean(u * r, axis=-1, keepdims=True) * r
-    return rms(r + t * rms(u))  # the measured norm: nothing drifts
+    return rms(r + t * rms(u))  # divides by the measured norm, so that nothing drifts
 
 
 KINDS: dict[str, Kind] = {

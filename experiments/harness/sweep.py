@@ -1,9 +1,9 @@
-"""Working through a plan: finished jobs are skipped, several processes or machines share the rest.
+"""Works through a plan: finished jobs are skipped, and several processes or machines share the others.
 
-A process takes the next job that nobody holds. A job is held by `nagjax.runs.lock` on a folder in its own, which is
-free again however its process ends: at once on its machine, on others two minutes later (to see whether a process of
-another machine is still there takes up to 20 seconds). Machines of an array (SLURM, TPU slices) each take every n-th
-job, and besides what those wait for, such as the trials of a rate.
+A process takes the next job that nobody holds. A job is held by a lock (`nagjax.runs.lock`) on a folder inside its own.
+The lock becomes free however its process ends: at once on the same machine, on others after two minutes (it takes up to
+20 seconds to see whether a process of another machine is alive). Machines of an array (SLURM, TPU slices) each take
+every n-th job, and the jobs that these wait for, such as the trials of a rate.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from nagjax.runs.lock import Held, WriterLock
 
 
 def work(jobs: Sequence[Job], folder: Path) -> None:
-    """Does all jobs that are neither finished nor held by another process: those that wait for such a one come last."""
+    """Does all jobs that are neither finished nor held by another process. Jobs that wait for one that is held come
+    last."""
     for at_last in (False, True):
         for number, job in enumerate(jobs, start=1):
             if finished(job, folder) is not None or not at_last and _waits(job, folder):
@@ -41,7 +42,7 @@ def work(jobs: Sequence[Job], folder: Path) -> None:
 
 
 def _waits(job: Job, folder: Path) -> bool:
-    """Whether another process is at what the job needs."""
+    """Whether another process holds a job that this one needs."""
     return any(_elsewhere(need, folder) for need in getattr(job, "needs", ()) if finished(need, folder) is None)
 
 
@@ -51,13 +52,13 @@ def _elsewhere(job: Job, folder: Path) -> bool:
 
 
 def collect(jobs: Sequence[Job], folder: Path) -> list[Record] | None:
-    """The records of all jobs, None while any is missing."""
+    """The records of all jobs; None while any is missing."""
     records = [finished(job, folder) for job in jobs]
     return None if None in records else records
 
 
 def awaited(jobs: Sequence[Job], folder: Path) -> list[Record]:
-    """The records of all these jobs, done here where nobody else is at them; asked for every second."""
+    """The records of all these jobs. Does those that nobody else holds; waits for the others, checking every second."""
     work(jobs, folder)
     while (records := collect(jobs, folder)) is None:
         time.sleep(1.0)
@@ -66,7 +67,7 @@ def awaited(jobs: Sequence[Job], folder: Path) -> list[Record]:
 
 
 def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) -> None:
-    """The same in so many processes, each with its share of the cores. Their output goes to worker-N.log.
+    """Runs `work` in several processes, each with its share of the cores. Their output goes to worker-N.log.
 
     Raises UserError if one of them failed.
     """
@@ -79,7 +80,7 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
         options = {"cwd": HOME.parent, "env": shared_cores(processes), "stderr": subprocess.STDOUT}
         workers = [subprocess.Popen(command, stdout=log, **options) for log in logs]
         try:
-            with on_sigterm(lambda *_: sys.exit(128 + signal.SIGTERM)):  # asked to end, it first tells the workers
+            with on_sigterm(lambda *_: sys.exit(128 + signal.SIGTERM)):  # when terminated, it first ends the workers
                 _watch(workers, jobs, folder)
         finally:
             codes = end(workers)
@@ -113,7 +114,7 @@ def _brief(record: Record) -> str:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Whether this process holds the folder now. A job of several hosts is nobody's alone: they all go through it."""
+    """Whether this process now holds the folder. A job of several hosts is not locked: all of them run it together."""
     if jax.process_count() > 1:
         yield True
         return

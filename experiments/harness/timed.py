@@ -17,9 +17,9 @@ MEASURED = "step_times.json"
 
 @dataclasses.dataclass(frozen=True)
 class TimeMatched:
-    """`run_config`, trained for as many steps as take the time that `like` takes; steps of both are timed in turn where
-    it runs, once, and kept in the job's folder; among its metrics are the n-gram losses of what it read. `after` is
-    that of `Training`."""
+    """A job: `run_config`, trained for as many steps as fit into the time that `like` takes. The steps of both are
+    timed in turn, once, where the job runs, and the times are kept in its folder. Its metrics include the n-gram losses
+    of the text that it read. `after` is as in `Training`."""
 
     name: str
     labels: dict[str, Any]
@@ -28,7 +28,7 @@ class TimeMatched:
     after: Callable[[Path], dict[str, Any]] | None = None
 
     def config(self) -> dict[str, Any]:
-        """The number of steps follows from a measurement: `train.steps` here is that of the other run."""
+        """The number of steps follows from a measurement, so `train.steps` here is that of the other run."""
         own = Training(self.name, self.labels, with_steps(self.run_config, self.like.train.steps), self.after)
         return own.config() | {"time_of": to_dict(self.like)}
 

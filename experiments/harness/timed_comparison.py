@@ -1,4 +1,4 @@
-"""A comparison in which time counts: the arms' step times are measured side by side."""
+"""A comparison in which time counts: the step times of the arms are measured side by side."""
 
 import dataclasses
 import statistics
@@ -19,8 +19,8 @@ from nagjax.runs.config import RunConfig, to_dict
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """A job: training steps of all arms, timed in turn. What runs measure while they train depends on what ran beside
-    them."""
+    """A job: training steps of all arms, timed in turn. Times that runs measure while they train depend on what else
+    ran then."""
 
     name: ClassVar[str] = "step-times"
     labels: ClassVar[dict[str, Any]] = {"step times": True}
@@ -39,8 +39,8 @@ class StepTimes:
 
 @dataclasses.dataclass(frozen=True)
 class TimedComparison(Comparison):
-    """With a column of step times at the last shape, as ratios to the reference's, and a figure of what the arms in
-    `shown` reach for their FLOPs and for their time."""
+    """A comparison with a column of step times at the last shape, as ratios to the reference's, and a figure of the
+    losses that the arms in `shown` reach against their FLOPs and their time."""
 
     shown: tuple[str, ...] = ()
 
@@ -64,6 +64,6 @@ class TimedComparison(Comparison):
 
 
 def _parted(records: Sequence[Record]) -> tuple[list[Record], dict[str, float]]:
-    """The trainings, and seconds per step by arm."""
+    """The records of trainings, and the seconds per step by arm."""
     (times,) = (record for record in records if "step times" in record.labels)
     return [record for record in records if record is not times], times.metrics["step_seconds"]

@@ -1,4 +1,4 @@
-"""Teachers and the training of students (harness/students.py) in the inverse-depth toy.
+"""Teachers, and the training of students (harness/students.py), in the inverse-depth toy.
 
     x <- rms(x);   l times: x <- x + W2 relu(W1 rms(x) + b1)^2;   x <- rms(x);   logits = W x / T
 
@@ -28,14 +28,15 @@ class Student(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-    """One experiment. Rates are those of Adam; `decay` keeps them to 80% of the steps, then falls to a tenth."""
+    """One experiment. Rates are those of Adam; `decay` keeps them constant for 80% of the steps, then lowers them to a
+    tenth."""
 
-    tied: bool  # all blocks of the teacher are the same
+    tied: bool  # all blocks of the teacher are equal
     loss: Literal["kl", "mse"] = "mse"  # of the logits, or of the final states, without a head
-    given_head: bool = False  # the student has the teacher's head, and its temperature
-    student: str = "ordinary"  # its kind; of midpoint ones two of the l MLPs make a step
+    given_head: bool = False  # the student uses the teacher's head and temperature
+    student: str = "ordinary"  # its kind; in midpoint students two of the l MLPs make one step
     teacher_depth: int = 128
-    rate: float = 1.2e-3  # times 1/sqrt(l) where it decays
+    rate: float = 1.2e-3  # multiplied by 1/sqrt(l) if it decays
     decay: bool = True
 
 
@@ -65,14 +66,14 @@ def start_student(key: Array, depth: int, kind: str = "ordinary") -> Student:
 
 
 def states(teacher: Student, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
-    """Final normalised states of a teacher."""
+    """The final normalised states of a teacher."""
     return KINDS["ordinary"].states(teacher.blocks, x)
 
 
 def loss(
     student: Student, teacher: Student, x: Float[Array, "B D"], target: Float[Array, "B D"], t: Array, regime: Regime
 ) -> Float[Array, ""]:
-    """Of the student, where the teacher's final states are `target`; `t` is the temperature."""
+    """The student's loss, given the teacher's final states `target`; `t` is the temperature."""
     found = KINDS[regime.student].states(student.blocks, x)
     if regime.loss == "mse":
         return jnp.mean((found - target) ** 2)
@@ -84,7 +85,7 @@ def loss(
 @dataclasses.dataclass(frozen=True)
 class Toy:
     """Students of every depth, for every arm and teacher, trained side by side on the same fresh inputs. The arms are
-    all temperatures with all factors on the learning rates, the factors innermost."""
+    all combinations of temperatures and factors on the learning rates, the factors varying fastest."""
 
     regime: Regime
     depths: tuple[int, ...]
@@ -95,10 +96,10 @@ class Toy:
     test_batches: int
     seed: int = 0
     faster: float = 1.0  # factor on the learning rates, for runs far shorter than the paper's
-    factors: tuple[float, ...] = (1.0,)  # on top of it, an arm each
+    factors: tuple[float, ...] = (1.0,)  # multiplied with it; one arm each
 
     def train(self) -> dict[int, Float[np.ndarray, "teachers arms"]]:
-        """Test loss by student depth, on fresh inputs."""
+        """The test loss on fresh inputs, by student depth."""
         keys = jax.random.split(jax.random.key(self.seed), self.teachers)
         return {depth: np.asarray(own) for depth, own in jax.jit(jax.vmap(self._one_teacher))(keys).items()}
 
@@ -121,7 +122,7 @@ class Toy:
             return x, states(teacher, x)
 
         def update(runs, step):
-            x, target = inputs(step)  # once for all students
+            x, target = inputs(step)  # the same for all students
 
             def one(depth, student, moments, arm):
                 gradient = jax.grad(loss)(student, teacher, x, target, arm[0], self.regime)
@@ -142,7 +143,7 @@ class Toy:
         return jax.tree.map(lambda sum: sum / self.test_batches, total)
 
     def _adam(self, depth: int, factor: float | Float[Array, ""]) -> optax.GradientTransformation:
-        """With each parameter's own rate."""
+        """Adam with each parameter's own rate."""
         rates = Student(KINDS[self.regime.student].rates, 1.0)
 
         def relative(updates, _):

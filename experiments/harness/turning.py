@@ -1,4 +1,4 @@
-"""Groups of tokens by the turns that a model's blocks give them."""
+"""Groups of tokens by the angles through which a model's blocks turn them."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ GROUPS = 2
 
 
 def token_turns(run: OpenRun, batches: Sequence[Batch]) -> tuple[Float[np.ndarray, "N L"], Bool[np.ndarray, " N"]]:
-    """By how much every block turns every counted token (radians), and which of them are the first ones: of a
-    document, or of a row that goes on with one."""
+    """The angle in radians by which every block turns every counted token [N, L], and which of these tokens are first
+    in a document, or in a row that continues one."""
     options = forward_options(run)
 
     @jax.jit
@@ -41,9 +41,9 @@ def token_turns(run: OpenRun, batches: Sequence[Batch]) -> tuple[Float[np.ndarra
 
 
 def grouped(run: OpenRun, batches: Sequence[Batch]) -> dict:
-    """Two groups of the counted tokens, the larger one first: `shares`; `centres` [2, L], radians; `first`, the share
-    of a group that are first tokens; `of_first`, the share of the first tokens that are in it; and `explained`, the
-    shares of the variance along two principal components. `tokens`: how many there were."""
+    """Two groups of the counted tokens, the larger one first: `shares` of the tokens; `centres` [2, L], radians;
+    `first`, the share of each group that are first tokens; `of_first`, the share of the first tokens in each group;
+    `explained`, the shares of the variance along two principal components; and `tokens`, the number of tokens."""
     turns, first = token_turns(run, batches)
     found = clusters(turns, GROUPS)
     own = [found.labels == group for group in range(GROUPS)]
@@ -58,7 +58,7 @@ def grouped(run: OpenRun, batches: Sequence[Batch]) -> dict:
 
 
 def columns(records: Sequence[Record]) -> dict[str, str]:
-    """Cells of a table, means over the records of one scheme and depth that have `groups`; empty where none has."""
+    """Cells of a table: means over the records of one scheme and depth that have `groups`; empty if none has."""
     found = [record.metrics["groups"] for record in records if "groups" in record.metrics]
     mean = lambda name: np.mean([own[name] for own in found], axis=0) if found else ()  # noqa: E731
     return {
@@ -73,7 +73,8 @@ def _percent(shares) -> str:
 
 
 def draw_groups(ax: Axes, records: Sequence[Record], **style) -> None:
-    """The mean turn (degrees) of either group by place in depth, mean over the records; the smaller one dashed."""
+    """Draws the mean turn (degrees) of both groups against depth, averaged over the records; the smaller group is
+    dashed."""
     found = [record.metrics["groups"]["centres"] for record in records if "groups" in record.metrics]
     for centre, line in zip(np.degrees(np.mean(found, axis=0)) if found else (), ("-", "--"), strict=False):
         ax.plot((np.arange(len(centre)) + 0.5) / len(centre), centre, line, **style)

@@ -32,29 +32,29 @@ from experiments.harness.statistics import Interval, mean_interval
 Verdict = Literal["supported", "not supported", "undecided"]
 SEEDS = 5
 LEVEL = 0.05  # of a family of comparisons
-PAIRS = 3  # without divergences, where rule 1 holds, there are more
+PAIRS = 3  # without divergences rule 1 already requires more
 UNTUNED = "rates not tuned"
 
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """A rival's loss minus the judged arm's, by fresh seed: infinite where the rival diverged, minus infinite where the
-    judged arm did, nan where both."""
+    """A rival's loss minus the judged arm's (nats), by fresh seed: infinite if the rival diverged, minus infinite if
+    the judged arm did, nan if both did."""
 
     name: str
     values: Mapping[int, float]
-    hint: float = math.nan  # the difference on the seed rates were chosen on; never evidence
+    hint: float = math.nan  # the difference on the seed on which rates were chosen; never evidence
 
     @classmethod
     def of(cls, name: str, rival: Mapping[int, float | None], judged: Mapping[int, float | None]) -> "Gap":
-        """From losses by seed; None: diverged."""
+        """Made from losses by seed; None: the run diverged."""
         number = lambda loss: math.inf if loss is None else loss  # noqa: E731
         return cls(
             name, {seed: number(rival[seed]) - number(judged[seed]) for seed in sorted(rival.keys() & judged.keys())}
         )
 
     def moved(self, by: float) -> "Gap":
-        """Every difference and the hint larger by so much."""
+        """The gap with every difference and the hint increased by `by`."""
         values = {seed: value + by for seed, value in self.values.items()}
         return dataclasses.replace(self, values=values, hint=self.hint + by)
 
@@ -64,29 +64,29 @@ class Gap:
 
     @property
     def won(self) -> int:
-        """Seeds on which the rival diverged, the judged arm or not."""
+        """The number of seeds on which the rival diverged, whether or not the judged arm did."""
         return sum(value == math.inf or math.isnan(value) for value in self.values.values())
 
     @property
     def lost(self) -> int:
-        """Seeds on which the judged arm diverged, the rival or not."""
+        """The number of seeds on which the judged arm diverged, whether or not the rival did."""
         return sum(value == -math.inf or math.isnan(value) for value in self.values.values())
 
     @property
     def interval(self) -> Interval | None:
-        """Student's at 95% over the seeds both came through."""
+        """Student's 95% interval over the seeds on which neither diverged."""
         return mean_interval(self.finite) if self.finite else None
 
     @property
     def middle(self) -> float:
-        """The mean; without one what divergences say, or the hint."""
+        """The mean; if there is none, the sign that divergences indicate, or the hint."""
         if self.interval is not None:
             return self.interval.estimate
         return math.inf if self.won > self.lost else -math.inf if self.lost > self.won else self.hint
 
     @property
     def p(self) -> float:
-        """Of no difference; 1 where nothing is known."""
+        """The p value of no difference; 1 if nothing is known."""
         if not (self.won or self.lost):
             return self._t_test(2)
         came = [len(self.values) - self.won, len(self.values) - self.lost]
@@ -94,7 +94,7 @@ class Gap:
         return min(1.0, 2 * min(counts, self._t_test(PAIRS)))
 
     def _t_test(self, least: int) -> float:
-        """Of the pairs both came through, where there are so many."""
+        """The t test's p value over the pairs in which neither run diverged, if there are `least` of them."""
         if len(self.finite) < least:
             return 1.0
         mean, error = np.mean(self.finite), np.std(self.finite, ddof=1) / math.sqrt(len(self.finite))
@@ -116,7 +116,7 @@ def signed(one: Interval, digits: int = 3) -> str:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p values: Holm 1979."""
+    """Adjusted p values by Holm 1979."""
     order, adjusted, running = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
     for rank, index in enumerate(order):
         running = max(running, min(1.0, (len(p) - rank) * p[index]))
@@ -125,7 +125,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def sides(gaps: Sequence[Gap]) -> list[int]:
-    """Of each gap of a family: 1 the judged arm is ahead, -1 the rival is, 0 nobody knows."""
+    """For each gap of a family: 1 if the judged arm is ahead, -1 if the rival is, 0 if it is undecided."""
     found = []
     for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True):
         mean = gap.interval.estimate if gap.interval else gap.won - gap.lost
@@ -135,7 +135,7 @@ def sides(gaps: Sequence[Gap]) -> list[int]:
 
 
 def ahead_of_all(gaps: Sequence[Gap]) -> Verdict:
-    """Supported: ahead of every rival everywhere. Not supported: behind one somewhere."""
+    """Supported if ahead of every rival everywhere, not supported if behind one somewhere."""
     found = sides(gaps)
     if -1 in found:
         return "not supported"
@@ -143,13 +143,13 @@ def ahead_of_all(gaps: Sequence[Gap]) -> Verdict:
 
 
 def same_sign(slope: Interval, sign: int) -> Verdict:
-    """Of a slope that is to have the sign."""
+    """The verdict on whether a slope has the given sign."""
     low, high = sorted((sign * slope.low, sign * slope.high))
     return "supported" if low > 0 else "not supported" if high < 0 else "undecided"
 
 
 def within(checks: Sequence[tuple[Interval, tuple[float, float]]]) -> Verdict:
-    """Supported: every interval inside its bounds. Not supported: one wholly outside."""
+    """Supported if every interval is inside its bounds, not supported if one is completely outside."""
     if any(one.high < low or one.low > high for one, (low, high) in checks):
         return "not supported"
     inside = bool(checks) and all(low <= one.low and one.high <= high for one, (low, high) in checks)
@@ -157,17 +157,17 @@ def within(checks: Sequence[tuple[Interval, tuple[float, float]]]) -> Verdict:
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Of a claim in two parts."""
+    """The verdict on a claim of two parts."""
     if "not supported" in (first, second):
         return "not supported"
     return "supported" if first == second == "supported" else "undecided"
 
 
-STEADY = 0.1  # an exponent that has settled moved by less as the steps doubled
+STEADY = 0.1  # the change of an exponent, as the steps doubled, below which it has settled
 
 
 def unsettled(name: str, exponent: Interval, at_half: Interval | None) -> str:
-    """Why an exponent in depth may be one of the budget only; "": it stayed in place as the steps doubled."""
+    """Why an exponent in depth may hold only for this budget; "" if it stayed the same as the steps doubled."""
     if at_half is None:
         return f"{name}: one budget, an exponent grows with the steps"
     moved = exponent.estimate - at_half.estimate
@@ -175,13 +175,14 @@ def unsettled(name: str, exponent: Interval, at_half: Interval | None) -> str:
 
 
 def few(count: int, what: str) -> list[str]:
-    """Why nothing is decided with so few seeds, or teachers of students, none of which a rate was chosen on."""
+    """Why nothing is decided with so few fresh seeds, or teachers of students; those on which a rate was chosen do not
+    count."""
     return [f"{count} fresh {what}, {SEEDS} needed"] if count < SEEDS else []
 
 
 def barred(seeds: int, edges: Sequence[str], above_floor: bool | None, tuned: bool) -> list[str]:
-    """Why nothing is decided whatever the differences say; `above_floor` None: no text, no floor; `tuned`: the rates
-    were, or nothing is compared that was trained apart."""
+    """Why nothing is decided, whatever the differences say. `above_floor` None: there is no text and so no floor.
+    `tuned`: the rates were tuned, or nothing is compared that was trained separately."""
     reasons = few(seeds, "seeds")
     reasons += [] if tuned else [UNTUNED]
     reasons += [f"best rate at the grid's edge: {', '.join(edges)}"] if edges else []

@@ -1,4 +1,4 @@
-"""Text in, batches out: corpora, tokenizers, preparation, the input pipeline. Stands alone, without jax."""
+"""From text to batches: corpora, tokenizers, preparation, and the input pipeline. This package does not import jax."""
 
 from nagjax.data.bpe import train_bpe
 from nagjax.data.documents import read_documents

@@ -1,9 +1,10 @@
-"""The same preparation on Apache Beam, for corpora larger than a disk: shards and manifest equal the local run's.
+"""Preparation of a corpus on Apache Beam, for corpora larger than a disk; shards and manifest equal those of a local
+run.
 
-Two pipelines, and a plan between them. The first tokenises every input file on its own into `out/.beam`. The plan
-walks through the lengths of all documents in order and cuts them into the rounds that the local run makes. The
-second writes the shards of each round. Every piece of work leaves a file that appears only when it is whole, so
-that a retry, or the same command after a stop, goes on from there; `.beam` is emptied at the end.
+There are two pipelines, with a plan between them. The first tokenises every input file on its own into `out/.beam`. The
+plan walks through the lengths of all documents in order and cuts them into the rounds that the local run makes. The
+second writes the shards of each round. Every piece of work leaves a file that appears only when it is complete, so that
+a retry, or the same command after a stop, continues from there; `.beam` is emptied at the end.
 """
 
 import os
@@ -49,15 +50,15 @@ STAGE = ".beam"
 
 @dataclass(frozen=True)
 class Work:
-    """What every worker knows."""
+    """What every worker needs to know."""
 
     folder: StoragePath
     tokenizer: Tokenizer
     validation: float
     field: str
     longest: int = LONGEST
-    one_text: bool = False  # all the corpus is
-    held_out: frozenset[bytes] = frozenset()  # fingerprints of what the inputs are read without
+    one_text: bool = False  # the corpus is a single text file
+    held_out: frozenset[bytes] = frozenset()  # fingerprints of held-out documents, which are left out of the inputs
 
     @property
     def stage(self) -> StoragePath:
@@ -66,8 +67,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Piece:
-    """One input file or hub dataset, tokenised: `NAME.tokens`, int32 ids back to back, and `NAME.documents`, int64
-    [documents, 3]: split (its place in SPLITS), ids, bytes. The second is written last."""
+    """One input file or hub dataset, tokenised: `NAME.tokens`, int32 ids one document after the other, and
+    `NAME.documents`, int64 [documents, 3]: split (index into SPLITS), number of ids, number of bytes. The second file
+    is written last."""
 
     number: int
     source: str
@@ -115,7 +117,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Round:
-    """One round's documents, as stretches (piece, start, stop); its result names the shards written."""
+    """One round's documents, as stretches (piece, start, stop); its result file names the shards that were written."""
 
     number: int
     stretches: tuple[tuple[Piece, int, int], ...]
@@ -149,12 +151,12 @@ def prepare_on_beam(
     shard_tokens: int = 1 << 25,
     options: Sequence[str] = (),
 ) -> Manifest:
-    """`prepare`, on a Beam runner: its arguments but for `progress` and `chat`, and Beam's own `options`
-    (`--runner=DataflowRunner` ...).
+    """Prepares a corpus as `prepare` does, on a Beam runner: takes the arguments of `prepare` except `progress` and
+    `chat`, and Beam's own `options` (`--runner=DataflowRunner` ...).
 
-    Without options it runs in this process. A worker holds one round and the lengths of one input file; files are
-    the unit of parallel work. On several machines `inputs` and `out` are paths that all of them see (`gs://`,
-    `s3://`, a shared disk). Raises UserError as `prepare` does, and where Beam is not installed.
+    Without options it runs in this process. A worker holds in memory one round and the lengths of one input file; files
+    are the unit of parallel work. On several machines `inputs` and `out` are paths that all of them see (`gs://`,
+    `s3://`, a shared disk). Raises UserError as `prepare` does, and if Beam is not installed.
     """
     if not _installed():
         raise UserError("runner", "beam", "needs Apache Beam: pip install -c constraints-beam.txt -e '.[beam]'")
@@ -167,7 +169,7 @@ def prepare_on_beam(
     if isinstance(work.stage, Path):
         refuse_link(work.stage)
     if request.progress("beam") is None:
-        _empty(work.stage)  # whatever is there may be of another request
+        _empty(work.stage)  # its files may belong to another request
         write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
     with cannot_write(work.folder):
         work.stage.mkdir(parents=True, exist_ok=True)
@@ -192,7 +194,7 @@ def _empty(stage: StoragePath) -> None:
 
 
 def plan(pieces: Sequence[Piece], work: Work, shard_tokens: int) -> list[Round]:
-    """The local run's rounds: a round ends with the document that brings it to `shard_tokens` tokens."""
+    """The rounds of the local run: a round ends with the document that brings it to `shard_tokens` tokens."""
     rounds, stretches, tokens = [], [], 0
     for piece in pieces:
         totals = np.cumsum(piece.lengths(work)[:, 1] + 1)
@@ -209,14 +211,14 @@ def plan(pieces: Sequence[Piece], work: Work, shard_tokens: int) -> list[Round]:
 
 
 def _run(todo: Sequence[Piece] | Sequence[Round], work: Work, options: Sequence[str]) -> None:
-    """Make what is not there yet, on the runner. Raises the UserError that a worker met."""
+    """Makes what does not exist yet, on the runner. Raises the UserError that a worker raised."""
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
     todo = [one for one in todo if not (work.stage / one.done).exists()]
     if not todo:
         return
-    # Beam's own default may fetch a runner from the network: without options, the one that is in the package.
+    # Beam's own default may fetch a runner from the network; this one is in the package.
     options = list(options) or ["--runner=FnApiRunner"]
     with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
         _ = pipeline | beam.Create(todo) | beam.Reshuffle() | beam.Map(_make, work)
@@ -228,7 +230,8 @@ def _run(todo: Sequence[Piece] | Sequence[Round], work: Work, options: Sequence[
 
 
 def _make(one: Piece | Round, work: Work) -> None:
-    """A bad input is the same at every retry: it is written down for the one who started the run."""
+    """Makes one piece or round. A UserError would recur at every retry, so it is written down for the process that
+    started the run."""
     if (work.stage / one.done).exists():
         return
     error = f"{one.done}.error"
@@ -253,7 +256,7 @@ def _gather(request: Request, work: Work, rounds: Sequence[Round]) -> Manifest:
 
 @dataclass(frozen=True)
 class _Told:
-    """The error that a worker met."""
+    """The error that a worker raised."""
 
     field: str
     value: str

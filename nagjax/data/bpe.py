@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer, learned from documents."""
+"""Trains a byte-level BPE tokenizer on documents."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ def train_bpe(
     progress: Callable[[int], None] = lambda documents: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tokenizer:
-    """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `out`.
+    """Trains a byte-level BPE (with GPT-2's pre-tokenisation) on documents, writes it to `out`, and returns it.
 
-    `inputs` are files, folders or `hub:` datasets, as for `prepare`, or `"stdlib"`: what is trained on of this Python's
+    `inputs` are files, folders or `hub:` datasets, as for `prepare`, or `"stdlib"`: the training split of this Python's
     standard library. `vocab_size` counts the 256 bytes and the end-of-text token. `progress` is called with the number
-    of documents read, `say` told of what follows. Raises UserError when there is no room for those tokens, the inputs
-    hold no text, or `out` cannot be written, which shows before anything is read.
+    of documents read, `say` with a line about the step that begins. Raises UserError if `vocab_size` has no room for
+    those tokens or the inputs hold no text, and, before anything is read, if `out` cannot be written.
     """
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -38,7 +38,7 @@ def train_bpe(
     check_writable_file(out)
     if os.path.lexists(out):
         try:
-            load_tokenizer(str(out))  # which a new one may replace
+            load_tokenizer(str(out))  # a tokenizer, which may be replaced
         except UserError:
             raise UserError("out", str(out), "is there already, and no tokenizer: give another file") from None
     count = 0

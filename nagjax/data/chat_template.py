@@ -1,12 +1,12 @@
-"""Chat templates: how a conversation becomes text, and which part of the text are answers.
+"""Chat templates: how a conversation becomes text, and which parts of the text are answers.
 
-A template is a Jinja program in the dialect of transformers, usually somebody else's. It runs in Jinja's sandbox, which
-keeps it from files and from Python; a template and its text have a largest size, and what pads a text to any width is
-turned off. How long it runs, and what it puts together inside, is not limited. `strftime_now` tells when the template
-was read, so that all renderings of a conversation agree.
+A template is a Jinja program in the dialect of transformers, usually written by somebody else. It runs in Jinja's
+sandbox, which denies it files and Python. The sizes of a template and of its text are limited, and formats that pad a
+text to any width are turned off; its running time and intermediate values are not limited. `strftime_now` gives the
+time at which the template was read, so that all renderings of a conversation agree.
 
-Answers are what stands between {% generation %} and {% endgeneration %}. In a template without these, an answer is what
-the text has from where the assistant is asked to speak up to where its message ends.
+Answers are the text between {% generation %} and {% endgeneration %}. In a template without these tags, an answer is
+the text from where the assistant is asked to answer up to where its message ends.
 """
 
 import json
@@ -24,7 +24,7 @@ LARGEST = 1 << 17  # characters of a template
 LONGEST = 1 << 24  # characters of a conversation's text
 FILE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 
-# Where a tokenizer has none of its own. A turn ends where the next begins, the conversation with end-of-text.
+# For tokenizers without a template of their own. A turn ends where the next begins, the conversation with end-of-text.
 DEFAULT = """\
 {% for message in messages %}
 <|{{ message['role'] }}|>
@@ -41,17 +41,17 @@ DEFAULT = """\
 {% endif %}
 """
 
-_OPEN, _CLOSE = MARKS  # around answers
-_SAID = "\ufdd2"  # no character by Unicode: stands for what somebody says
-_WIDEST = 8  # indent and separators of JSON
+_OPEN, _CLOSE = MARKS  # placed around answers
+_SAID = "\ufdd2"  # no character by Unicode: a placeholder for a message's content
+_WIDEST = 8  # largest indent and longest separators of JSON
 _GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr", "urlize", "pprint")
 
 
 class ChatTemplate:
-    """One template. `tokens`: bos_token, eos_token and the like, which it may use.
+    """One template. `tokens` are the special tokens that it may use: bos_token, eos_token and the like.
 
-    Raises UserError for one that is too long or no Jinja.
+    Raises UserError for a template that is too long or is not valid Jinja.
     """
 
     def __init__(self, text: str, *, name: str, tokens: dict[str, str] | None = None):
@@ -69,31 +69,33 @@ class ChatTemplate:
     def _program(self) -> Any:
         try:
             return _environment().from_string(self.text)
-        except Exception as error:  # a stranger's program: Jinja's own errors, Python's of what Jinja makes, its limits
+        except Exception as error:  # another's program: Jinja's own errors, and Python's
             raise self._error(f"is no Jinja template ({error}): give another one with --template") from None
 
     def _rendered(self, messages: list[Message], ask: bool, of: list[Message] | None = None) -> str:
-        """`of`: the conversation that these messages begin."""
+        """The text of these messages. `of` is the conversation that they are the beginning of, for error messages."""
         parts, size = [], 0
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": ask, **self.tokens}
         try:
             for part in self._program.generate(given):
-                part.encode()  # half a surrogate pair is no text
+                part.encode()  # raises for half a surrogate pair
                 parts.append(part)
                 if (size := size + len(part)) > LONGEST:
                     raise self._error(f"makes more than {LONGEST:,} characters of one conversation")
         except UserError:
             raise
-        except Exception as error:  # a stranger's program may raise any
+        except Exception as error:  # a template can raise anything
             part = "" if of is None else f" up to what is before message {len(messages) + 1}"
             what = f"the conversation {shortened(str(of or messages))}{part}"
             raise self._error(f"cannot show {what} ({error}): change it, or give --template") from None
         return "".join(parts)
 
     def render(self, messages: list[Message], *, ask: bool = False) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation, and where its answers stand in it. `ask`: with what asks for the next answer.
+        """The text of a conversation, and the spans (start, stop) of its answers, in characters. With `ask`, the text
+        ends with what asks for the next answer.
 
-        Raises UserError for a conversation that the template refuses, and where answers cannot be told from the rest.
+        Raises UserError for a conversation that the template refuses, and if answers cannot be told apart from the
+        rest.
         """
         text = self._rendered(messages, ask)
         if _OPEN in text:
@@ -116,8 +118,8 @@ class ChatTemplate:
         return text, spans
 
     def ending(self, messages: list[Message]) -> str:
-        """What the text has behind an answer to these messages: what ends its turn, or where the template writes
-        nothing there, what begins the user's next one. Empty where it does not show both."""
+        """The text that follows an answer to these messages: the end of its turn, or, if the template writes nothing
+        there, the beginning of the user's next turn. Empty if the template does not show both."""
         said = [*messages, {"role": ANSWERS, "content": _SAID}]
         after = self._shown(said).rpartition(_SAID)[2].strip()
         if after:
@@ -126,20 +128,21 @@ class ChatTemplate:
         return parts[1].strip() if len(parts) == 3 else ""
 
     def _shown(self, messages: list[Message]) -> str:
-        """The text alone, of a template that may show an answer in another way once others follow it."""
+        """The text alone, for templates that show an answer in another way once other messages follow it."""
         return _between_marks(self._rendered(messages, False))[0]
 
 
 def find_template(tokenizer: str, template: str | None) -> ChatTemplate:
-    """The template in the file `template`; else the one beside the tokenizer.json `tokenizer`; else `DEFAULT`. Raises
-    UserError."""
+    """The template in the file `template`, else the one beside the tokenizer.json `tokenizer`, else `DEFAULT`. Raises
+    UserError if it cannot be read."""
     folder = None if tokenizer == "bytes" else Path(tokenizer).parent
     return template_in(folder, template) or ChatTemplate(DEFAULT, name="nagjax's own")
 
 
 def template_in(folder: Path | None, template: str | None = None) -> ChatTemplate | None:
-    """The template in the file `template`, else in a folder, as transformers keeps it; None: there is none. It may use
-    the special tokens that the folder's tokenizer_config.json names. Raises UserError."""
+    """The template in the file `template`, else the one in a folder, stored as transformers does; None if there is
+    none. It may use the special tokens that the folder's tokenizer_config.json names. Raises UserError if a file cannot
+    be read."""
     settings = _settings(folder / SETTINGS) if folder and has_file(folder / SETTINGS) else {}
     tokens = {name: _token(value) for name, value in settings.items() if name.endswith("_token") and _token(value)}
     if template is not None:
@@ -149,7 +152,7 @@ def template_in(folder: Path | None, template: str | None = None) -> ChatTemplat
     if folder and has_file(folder / FILE):
         return ChatTemplate(_text(folder / FILE), name=str(folder / FILE), tokens=tokens)
     own = settings.get("chat_template")
-    if isinstance(own, list):  # several, by name
+    if isinstance(own, list):  # several templates, each with a name
         named = {one.get("name"): one.get("template") for one in own if isinstance(one, dict)}
         own = named.get("default")
     if isinstance(own, str):
@@ -184,7 +187,7 @@ def _settings(path: Path) -> dict:
 
 
 def _token(value: Any) -> str | None:
-    """A special token as tokenizer_config.json has it: its text, or an object with it."""
+    """A special token as tokenizer_config.json stores it: its text, or an object that contains it."""
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else None
 
@@ -208,7 +211,7 @@ def _environment() -> Any:
             return f"{_OPEN}{caller()}{_CLOSE}"
 
     class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        marked = False  # whether its template has the tag
+        marked = False  # whether the template has the tag
         intercepted_binops = frozenset({"*", "**", "%"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -218,7 +221,7 @@ def _environment() -> Any:
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> None:
-            """No str.format: `is_safe_attribute` refuses it."""
+            """Disables str.format, which `is_safe_attribute` refuses."""
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
             return attr not in _GROWING and super().is_safe_attribute(obj, attr, value)

@@ -1,4 +1,4 @@
-"""Compressed files as streams of bytes that take little memory, and that say so where a file was cut short."""
+"""Compressed files as byte streams that need little memory and raise an error if the file was cut short."""
 
 import gzip
 import io
@@ -7,8 +7,8 @@ import zlib
 from typing import IO
 
 PIECE = 1 << 15  # bytes
-XZ_MEMORY = 1 << 28  # bytes that unpacking .xz may take, of which `xz -9` asks for 65 MiB; .zst has a limit of its own
-BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)  # an OSError with a number is the file system's
+XZ_MEMORY = 1 << 28  # bytes that unpacking .xz may use; `xz -9` needs 65 MiB; .zst has its own limit
+BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)  # an OSError with an errno comes from the file system instead
 
 
 def open_gz(raw: IO[bytes]) -> IO[bytes]:
@@ -16,12 +16,12 @@ def open_gz(raw: IO[bytes]) -> IO[bytes]:
 
 
 def open_xz(raw: IO[bytes]) -> IO[bytes]:
-    """As `lzma.open`, but a file cannot ask for gigabytes of dictionary."""
+    """Like `lzma.open`, but with a limit on memory, so that a file cannot demand a dictionary of gigabytes."""
     return io.BufferedReader(_Xz(raw), PIECE)
 
 
 def open_zst(raw: IO[bytes]) -> IO[bytes]:
-    """By Arrow, which tells a file that was cut short from a whole one."""
+    """Uses Arrow, which detects a file that was cut short."""
     import pyarrow
 
     return pyarrow.CompressedInputStream(raw, "zstd")
@@ -31,7 +31,7 @@ OPENERS = {".gz": open_gz, ".xz": open_xz, ".zst": open_zst}
 
 
 class _Xz(io.RawIOBase):
-    """The streams of an .xz file one behind the other."""
+    """Reads the concatenated streams of an .xz file."""
 
     def __init__(self, raw: IO[bytes]):
         self._raw, self._decoder = raw, lzma.LZMADecompressor(memlimit=XZ_MEMORY)
@@ -43,7 +43,7 @@ class _Xz(io.RawIOBase):
         data, more = b"", b""
         while not data:
             if self._decoder.eof:
-                more = self._decoder.unused_data.lstrip(b"\0")  # padding
+                more = self._decoder.unused_data.lstrip(b"\0")  # padding between streams
                 while not more and (block := self._raw.read(PIECE)):
                     more = block.lstrip(b"\0")
                 if not more:

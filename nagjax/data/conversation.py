@@ -7,20 +7,20 @@ from typing import Any
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
 
-ANSWERS = "assistant"  # the role whose messages are learnt
-ROLES = ("system", "developer", "user", ANSWERS, "tool", "function", "observation", "ipython")  # that templates know
-FIELDS = ("messages", "prompt", "response")  # of a line or row, all that is read of it
-MARKS = "\ufdd0", "\ufdd1"  # no characters by Unicode: a template's tags put them around answers
-Message = dict[str, Any]  # with `role` and `content`, and what else its template may want
+ANSWERS = "assistant"  # the role whose messages are training targets
+ROLES = ("system", "developer", "user", ANSWERS, "tool", "function", "observation", "ipython")  # known to templates
+FIELDS = ("messages", "prompt", "response")  # the fields of a line or row that are read
+MARKS = "\ufdd0", "\ufdd1"  # no characters by Unicode: placed around answers by a template's tags
+Message = dict[str, Any]  # has `role` and `content`, and whatever else its template uses
 _FIX = 'a conversation is {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": ..., "response": ...}'
 
 
 def conversation_of(record: Any, where: str, tokenizer: Any = None) -> str:
-    """The messages of one JSON object as a document: their JSON, the same for the same conversation. What a table has
-    in them that JSON has not, such as a time, becomes text.
+    """The messages of one JSON object as a document: JSON text, which is the same for equal conversations. Values of a
+    table that JSON lacks, such as times, become text.
 
-    Raises UserError naming `where`: neither form, a message that is not text, none of the assistant's, a mark, or a
-    special token of `tokenizer`.
+    Raises UserError naming `where` if the object has neither form, if a message is not text, if none is the
+    assistant's, and if one contains a mark or a special token of `tokenizer`.
     """
     messages = record.get("messages") if isinstance(record, dict) else None
     if messages is None and isinstance(record, dict) and {"prompt", "response"} <= record.keys():
@@ -48,9 +48,9 @@ def messages_of(document: str) -> list[Message]:
 
 
 def refuse_special(messages: list[Message], tokenizer: Any, where: str | None = None) -> None:
-    """Raises UserError, naming `where` or else the conversation, for one that spells a special token of the tokenizer,
-    which would end its turn; or has a role that becomes one between <| and |>, as templates write it. A tokenizer of
-    bytes has none."""
+    """Raises UserError, naming `where` or else the conversation, if a message contains the text of a special token,
+    which would end its turn, or if a role becomes one between <| and |>, where templates write it. A byte tokenizer has
+    no special tokens."""
     if (special_in := getattr(tokenizer, "special_in", None)) is None:
         return
     roles = {message["role"] for message in messages}.difference(ROLES)
@@ -69,7 +69,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def valid_unicode(text: str) -> str:
-    """JSON can spell half a surrogate pair, which has no UTF-8 form: it becomes U+FFFD."""
+    """The text with U+FFFD for each half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

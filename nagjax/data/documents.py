@@ -1,4 +1,4 @@
-"""Documents out of files: text, JSON lines and Parquet, plain or compressed, one after the other."""
+"""Reads documents from files one after the other: text, JSON lines and Parquet, plain or compressed."""
 
 import codecs
 import io
@@ -18,14 +18,14 @@ from nagjax.data.storage import HUB_PREFIX, RemotePath, StoragePath, files_under
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
 
-TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
-LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
-MAYBE = "?"  # behind the name of a field that a line may lack
+TEXT_PIECE = 1 << 15  # characters: a longer text file is cut at line ends into several documents
+LONGEST = 1 << 26  # default limit, in characters, for a line of JSON or a row of a table
+MAYBE = "?"  # suffix to the name of a field that a line may lack
 
-Inputs = str | os.PathLike | Sequence[str | os.PathLike]  # one file, folder or `hub:` dataset, or several
+Inputs = str | os.PathLike | Sequence[str | os.PathLike]  # one file, folder or `hub:` dataset, or several of them
 
-# Where a line of JSON or a row of a table has its text, with MAYBE behind it where lines without one are left out; or
-# what makes a text of the line and of where it stands.
+# The field that holds the text in a line of JSON or a row of a table (with MAYBE appended, lines without a text are
+# left out); or a function that makes a text of the line and of a description of where it stands.
 Field = str | Callable[[Any, str], str]
 
 _TEXT = (".txt", ".md")
@@ -33,17 +33,17 @@ _FORMATS = (*_TEXT, ".jsonl", ".parquet")
 
 
 def split_name(document: str, validation: float) -> Literal["train", "validation"]:
-    """`"train"` or `"validation"` for one document, decided by the SHA-256 of its UTF-8 bytes alone.
+    """Assigns one document to `"train"` or `"validation"` by the SHA-256 of its UTF-8 bytes alone.
 
-    The same text falls on the same side in every corpus and on every machine; `validation` is the share of
-    the hash range that is held out, so a larger share only ever moves documents out of training.
+    The same text is assigned to the same split in every corpus and on every machine. `validation` is the share of the
+    hash range that is held out, so a larger share only ever moves documents out of training.
     """
     draw = int.from_bytes(sha256(document.encode()).digest()[:8], "big")
     return "validation" if draw < validation * 2**64 else "train"
 
 
 def format_of(path: StoragePath) -> str | None:
-    """The format suffix of a file name (`.jsonl` for `a.jsonl.xz`), or None when it is not readable here."""
+    """The format suffix of a file name (`.jsonl` for `a.jsonl.xz`), or None if the format is not supported."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in OPENERS:
         suffixes.pop()
@@ -51,15 +51,15 @@ def format_of(path: StoragePath) -> str | None:
 
 
 def as_names(inputs: Inputs) -> list[str]:
-    """A list of texts, which the functions below take."""
+    """The inputs as a list of str, which the functions below take."""
     return [str(name) for name in ([inputs] if isinstance(inputs, str | os.PathLike) else inputs)]
 
 
 def find_files(inputs: Sequence[str]) -> list[StoragePath]:
-    """Every readable file under `inputs` (files and folders), in an order the file system cannot change. What begins
-    with a dot is left out of a folder, with all that is in it: it is not part of the text.
+    """Every readable file under `inputs` (files and folders), in an order that does not depend on the file system. In
+    folders, files and folders whose names begin with a dot are left out.
 
-    Raises UserError for an absent path, an unknown format, or a folder with nothing readable in it.
+    Raises UserError for a missing path, an unknown format, or a folder with nothing readable in it.
     """
     found = []
     for name in inputs:
@@ -86,7 +86,7 @@ def _files_of(path: StoragePath) -> list[StoragePath]:
 
 
 def left_out(inputs: Inputs) -> list[str]:
-    """Files in folders among the inputs that are of another format, and so no part of the text."""
+    """The files in folders among the inputs that are left out of the text because of their format."""
     found = []
     for path in (storage_path(name) for name in as_names(inputs) if not name.startswith(HUB_PREFIX)):
         with _readable(path):
@@ -95,18 +95,19 @@ def left_out(inputs: Inputs) -> list[str]:
 
 
 def read_documents(inputs: Inputs, *, field: Field = "text", longest: int = LONGEST) -> Iterator[str]:
-    """Stream the documents of files, folders and `hub:` datasets, holding one at a time.
+    """Streams the documents of files, folders and `hub:` datasets, holding one at a time in memory.
 
-    A JSON line or Parquet row is one document (its `field`, or what that makes of the whole line and of where it
-    stands), of at most `longest` characters: a small compressed file can hold a line larger than any memory. A text
-    file is one document, or several of about `TEXT_PIECE` characters. Raises UserError naming file and line for what
-    cannot be read.
+    A JSON line or Parquet row is one document: its `field`, or the result of the function `field`. It has at most
+    `longest` characters, because a small compressed file can hold a line larger than any memory. A text file is one
+    document, or several of about `TEXT_PIECE` characters. Raises UserError naming file and line for what cannot be
+    read.
     """
     return (text for text, _ in _documents(as_names(inputs), field, longest))
 
 
 def _documents(inputs: Sequence[str], field: Field, longest: int) -> Iterator[tuple[str, bool]]:
-    """`read_documents`, and whether each is drawn for a split of its own: of a text file only the first one is."""
+    """The documents of `read_documents`, each with whether its split is drawn anew: of a text file, only the first
+    one's is."""
     for source in sources(inputs):
         of_hub = isinstance(source, str)
         texts = _hub_documents(source, field, longest) if of_hub else _file_documents(source, field, longest)
@@ -116,7 +117,8 @@ def _documents(inputs: Sequence[str], field: Field, longest: int) -> Iterator[tu
 
 
 def sources(inputs: Sequence[str]) -> Iterator[str | StoragePath]:
-    """The `hub:` datasets, by name, and the files of the inputs, in the order in which they are read."""
+    """The names of the `hub:` datasets and the paths of the files among the inputs, in the order in which they are
+    read."""
     for name in inputs:
         yield from [name] if name.startswith(HUB_PREFIX) else find_files([name])
 
@@ -128,8 +130,9 @@ def is_one_text(inputs: Sequence[str]) -> bool:
 
 
 def fingerprints(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> frozenset[bytes]:
-    """Of every text in the inputs as each format has it: whole, as a line or row, and in the pieces that a text file is
-    cut into, which is itself where it is no longer than one. A piece is not cut again."""
+    """Fingerprints of every text in the inputs in the forms that another format may give it: whole, as a line or row
+    would, and in the pieces that a text file is cut into (a text no longer than a piece is one). Pieces are not cut
+    again."""
     found, file = set(), sha256()
     for text, first in _documents(as_names(inputs), field, longest):
         file = sha256() if first else file
@@ -155,10 +158,9 @@ def split_documents(
     by_place: bool = False,
     without: AbstractSet[bytes] = frozenset(),
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
-    """`read_documents` with the split of each, by `split_name`: all of a text file, in however many documents it is
-    cut, goes where its first one does, so that no file stands in both. `by_place` is for a corpus that is one text
-    file: its end is held out, and a short one is cut in two for it. Documents whose fingerprints are in `without` are
-    left out."""
+    """The documents of `read_documents`, each with its split by `split_name`. All documents of a text file get the
+    split of its first one, so that no file is in both. `by_place` is for a corpus of one text file: its end is held
+    out, and a short file is cut in two for this. Documents whose fingerprints are in `without` are left out."""
     if by_place:
         yield from _split_by_place(inputs, validation, without)
         return
@@ -176,8 +178,8 @@ def _stays(text: str, without: AbstractSet[bytes]) -> bool:
 def _split_by_place(
     inputs: Sequence[str], validation: float, without: AbstractSet[bytes]
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
-    """Of the documents that stay, those that reach into the last share of the characters are held out; the first one
-    never is. Reads the file twice: how long it is shows at its end."""
+    """Holds out the documents that reach into the last share of the characters, but never the first one; documents in
+    `without` do not count. Reads the file twice, because its length is known only at its end."""
     lengths = [len(text) for text in read_documents(inputs) if _stays(text, without)]
     before, total = 0, sum(lengths)
     texts = (text for text in read_documents(inputs) if _stays(text, without))
@@ -190,7 +192,7 @@ def _split_by_place(
 
 
 def _in_two(text: str, share: float) -> Iterator[str]:
-    """Cut at the first line end behind a share of it, or at the last one before."""
+    """Cuts the text at the first line end after a share of it, or if there is none, at the last line end before."""
     *inner, end = itertools.accumulate(map(len, io.StringIO(text, newline="")))
     cut = next((place for place in inner if place >= share * end), inner[-1] if inner else end)
     yield from filter(None, (text[:cut], text[cut:]))
@@ -209,7 +211,7 @@ def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[s
 
 
 def _unpacking(path: StoragePath, raw: IO[bytes]) -> IO[bytes]:
-    """The file as it was before it was compressed, if it was."""
+    """A stream of the file's decompressed content."""
     return OPENERS.get(path.suffix.lower(), lambda raw: raw)(raw)
 
 
@@ -235,7 +237,7 @@ def _json_lines(file: IO[str], path: StoragePath, field: Field, longest: int) ->
 
 
 def _text_of(record: Any, field: Field, where: str, longest: int) -> Iterator[str]:
-    """The text of a line of JSON or a row of a table, if it has one or has to have one."""
+    """Yields the text of a line of JSON or a row of a table; nothing if it has none and may lack it."""
     if isinstance(field, str):
         name = field.removesuffix(MAYBE)
         value = record.get(name) if isinstance(record, dict) else None
@@ -278,7 +280,7 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
             if name and name not in names:
                 raise UserError("inputs", str(path), f"no column {name!r}; it has {names}: use --field")
             columns = [name] if name else [name for name in names if name in FIELDS] or names
-            rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
+            rows = file.iter_batches(batch_size=1, columns=columns)  # one: a row may be very large
             for row, record in enumerate((batch.to_pylist()[0] for batch in rows), 1):
                 yield from _text_of_row(record, field, f"{path}:{row}", longest)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # the last: a time beyond Python's
@@ -292,7 +294,7 @@ def _text_of_row(row: Any, field: Field, where: str, longest: int) -> Iterator[s
 
 
 def _without_nulls(value: Any) -> Any:
-    """A table's value as a line of JSON would have it: a table writes null for what a row does not have."""
+    """A table's value as a line of JSON would have it: without the nulls that a table writes for absent fields."""
     if isinstance(value, dict):
         return {name: _without_nulls(own) for name, own in value.items() if own is not None}
     return [_without_nulls(own) for own in value] if isinstance(value, list) else value
@@ -316,7 +318,8 @@ def _readable(path: StoragePath) -> Iterator[None]:
 
 
 def _line_not_utf8(path: StoragePath) -> int:
-    """The first such line, from 1. Reads the file anew: a decoder tells a place within its piece alone."""
+    """The number of the first line that is not UTF-8, from 1. Reads the file anew, because a decoder reports positions
+    only within its own buffer."""
     number = 1
     with path.open("rb") as raw:
         decoder, file = codecs.getincrementaldecoder("utf-8")(), _unpacking(path, raw)

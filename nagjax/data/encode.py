@@ -1,4 +1,4 @@
-"""From a stream of documents to tokenised documents, in bounded memory."""
+"""Tokenises a stream of documents in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,9 +14,9 @@ _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 512, 1 << 21
 
 
 def encode_documents(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, Document]]:
-    """Pairs (text, split) to pairs (split, tokenised document), in order.
+    """Turns pairs (text, split) into pairs (split, tokenised document), in order.
 
-    A few megabytes of text are encoded at a time, which gives the tokenizer's threads work.
+    A few megabytes of text are encoded at a time, enough to keep the tokenizer's threads busy.
     """
     for batch in _batches(texts):
         encoded = tokenizer.encode_batch([text for text, _ in batch])
@@ -27,11 +27,11 @@ def encode_documents(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> 
 def encode_conversations(
     documents: Iterable[tuple[str, str]], tokenizer: Tokenizer, template: ChatTemplate
 ) -> Iterator[tuple[str, Document]]:
-    """Pairs (conversation, split), as `nagjax.data.conversation` has them, to pairs (split, tokenised document), in
-    order; the tokens that have a character of an answer count. The end of the document counts where its last message is
-    an answer.
+    """Turns pairs (conversation, split), with conversations as `nagjax.data.conversation` writes them, into pairs
+    (split, tokenised document), in order. The tokens that contain a character of an answer count as targets. The end of
+    the document counts if its last message is an answer.
 
-    Raises UserError: what the template raises, and for a template that shows nothing of a conversation's answers.
+    Raises UserError where the template does, and for a template that shows none of a conversation's answers.
     """
     for batch in _batches(documents):
         shown, last = [], []
@@ -45,7 +45,7 @@ def encode_conversations(
             counted = np.zeros(len(ids) + 1, bool)
             for begin, stop in spans:
                 counted[:-1] |= (starts < stop) & (stops > begin)
-            if len(ids) and ids[-1] == tokenizer.end_of_text:  # the template's own; every document gets one
+            if len(ids) and ids[-1] == tokenizer.end_of_text:  # written by the template; every document gets one anyway
                 ids, counted = ids[:-1], counted[:-1]
             counted[-1] = ends
             table = tokenizer.token_bytes

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, row by row: `hub:OWNER/NAME[@REVISION][#CONFIG][:SPLIT]`."""
+"""Datasets of the Hugging Face hub, read row by row: `hub:OWNER/NAME[@REVISION][#CONFIG][:SPLIT]`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class HubDataset:
-    """What a name says; str() is the name again."""
+    """The parts of a dataset's name; str() gives the name again."""
 
     repository: str
     revision: str = ""  # a branch, a tag or a commit
@@ -33,7 +33,7 @@ class HubDataset:
 
     @property
     def commit(self) -> str | None:
-        """The commit that it is pinned to."""
+        """The commit that the dataset is pinned to; None if the revision is not a commit."""
         return self.revision if COMMIT.fullmatch(self.revision) else None
 
     @property
@@ -41,7 +41,8 @@ class HubDataset:
         return replace(self, revision="") if self.commit else self
 
     def pinned(self) -> "HubDataset":
-        """At the commit at which it is now; as it is where the hub does not tell: reading it says why."""
+        """The dataset pinned to its present commit; unchanged if the hub cannot be asked, in which case reading it will
+        say why."""
         if self.commit:
             return self
         try:
@@ -53,7 +54,7 @@ class HubDataset:
         return replace(self, revision=commit) if commit else self
 
     def rows(self) -> Iterator[Any]:
-        """Streamed. Raises UserError."""
+        """Streams the rows. Raises UserError if the dataset cannot be read."""
         try:
             import datasets
         except ImportError:
@@ -63,11 +64,11 @@ class HubDataset:
             yield from datasets.load_dataset(
                 self.repository, self.config or None, split=self.split or "train", streaming=True, **at
             )
-        except Exception as error:  # the same
+        except Exception as error:  # many unrelated types, as above
             fix = "check the name and the network, or download its files elsewhere and give their folder"
             raise UserError("inputs", str(self), f"{type(error).__name__}: {error}; {fix}") from error
 
 
 def pinned(inputs: Sequence[str]) -> list[str]:
-    """The same inputs, every data set of the hub at one commit, so that all passes read the same rows."""
+    """The inputs with every hub dataset pinned to one commit, so that all passes read the same rows."""
     return [str(HubDataset.of(name).pinned()) if name.startswith(HUB_PREFIX) else name for name in inputs]

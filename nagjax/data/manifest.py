@@ -1,4 +1,4 @@
-"""The manifest of a corpus: which shards there are, with size and content of every file."""
+"""The manifest of a corpus names its shards, with the size and SHA-256 of every file."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """A finished shard. `exact`: the tokenizer's byte table adds up to every document's true length."""
+    """A finished shard. `exact` says that the tokenizer's byte table adds up to every document's true length."""
 
     tokens: FileRecord
     documents: FileRecord
@@ -42,7 +42,7 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a corpus folder holds: `splits` maps each split's name to its shards, in order."""
+    """The content of a corpus folder: `splits` maps each split's name to its shards, in order."""
 
     tokenizer_name: str
     tokenizer_fingerprint: str
@@ -56,7 +56,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """SHA-256 of all that a reader gets to see: tokens, borders of documents, tokenizer."""
+        """SHA-256 of everything that a reader sees: tokens, document boundaries and tokenizer."""
         shards = {
             name: [(shard.tokens.sha256, shard.documents.sha256) for shard in shards]
             for name, shards in sorted(self.splits.items())
@@ -81,7 +81,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class _Split:
-    """As it stands in the file, without the sums."""
+    """A split as the file has it, without the totals."""
 
     shards: list[ShardRecord]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import grain
 
 _BUFFERED_BATCHES = 4
-_REMOTE_BATCHES = 16  # read at once, and at most ahead, where every read waits for an object store
+_REMOTE_BATCHES = 16  # batches read at once, and ahead, from an object store, where every read has to wait
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,11 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One split of a corpus, opened: its token stream, tokenizer, and the configuration it came from.
+    """One split of a corpus: its token stream, its tokenizer, and the config that it was opened with.
 
-    content: a hash of the whole corpus, both splits and the tokenizer. chat_template, template_tokens: what
-    conversations were prepared with (`nagjax.data.chat_template`)."""
+    content: a hash of the whole corpus, that is, both splits and the tokenizer. chat_template, template_tokens: those
+    with which conversations were prepared (`nagjax.data.chat_template`).
+    """
 
     config: DataConfig
     split: str
@@ -76,7 +77,7 @@ class Dataset:
 
     @property
     def token_count(self) -> int:
-        """Tokens of the split, the end-of-text token of each document included."""
+        """Tokens of the split, including the end-of-text token of each document."""
         return len(self.stream)
 
     @property
@@ -89,11 +90,11 @@ class Dataset:
         return self.stream.byte_count
 
     def bytes_per_token(self) -> Float32[np.ndarray, "V"]:
-        """Bytes of text each token id stands for, to be summed over the targets that count.
+        """The bytes of text that each token id stands for, float32, to be summed over the targets that count.
 
-        Over a whole pass that sum is `byte_count` for every tokenizer, where all targets count and no document is cut.
-        For byte-level ones each entry is exact; for others it is this split's mean. The end-of-text token stands for no
-        bytes, but is predicted: its nats count, so bits per byte includes the cost of saying where documents end.
+        Over a whole pass that sum is `byte_count`, if all targets count and no document is cut. For byte-level
+        tokenizers each entry is exact; for others it is the mean over this split. The end-of-text token stands for no
+        bytes, but is predicted: its nats count, so bits per byte include the cost of predicting where documents end.
         """
         if self.stream.exact:
             if (table := self.tokenizer.token_bytes) is None:
@@ -106,18 +107,18 @@ class Dataset:
         return table
 
     def rows(self, context: int) -> int:
-        """Rows of `context` targets that one pass over the split takes."""
+        """The number of rows of `context` targets in one pass over the split."""
         return -(-self.token_count // context) if self.config.rows == "packed" else len(self.source(context))
 
     def waste(self, context: int) -> tuple[float, float]:
-        """The share of the places in rows that is padding, and the share of the tokens that is cut off."""
+        """The share of the positions in rows that is padding, and the share of the tokens that is cut off."""
         if self.config.rows == "packed":
             return 1.0 - self.token_count / max(1, self.rows(context) * context), 0.0
         kept = int(np.minimum(np.diff(self.stream.document_ends, prepend=0), context).sum())
         return 1.0 - kept / max(1, self.rows(context) * context), 1.0 - kept / max(1, self.token_count)
 
     def source(self, context: int) -> Rows:
-        """Its rows, by number."""
+        """The rows of the split, by number."""
         kinds = {"packed": Rows, "whole": WholeRows, "document": DocumentRows}
         end = self.tokenizer.end_of_text
         return kinds[self.config.rows](self.stream, context, end, opening_of(self.tokenizer))
@@ -125,37 +126,38 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Mixture(Dataset):
-    """One split of several corpora: `stream` is all of them, one after the other."""
+    """One split of several corpora; `stream` joins theirs, one after the other."""
 
     corpora: tuple[Dataset, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the corpora, as logs have them."""
+        """The names of the corpora in logs."""
         return names_of(parse_mix(self.config.mix))
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of all rows of the training, by corpus."""
+        """The share of each corpus in all rows of the training."""
         return mean_shares(parse_mix(self.config.mix))
 
     def rows(self, context: int) -> int:
         return sum(corpus.rows(context) for corpus in self.corpora)
 
     def turns(self, batch: int, context: int) -> list[tuple[int, int]]:
-        """The batches of one pass over all corpora, as (corpus, number): one of each in turn while it has any."""
+        """The batches of one pass over all corpora, as (corpus, number): one of each corpus in turn, as long as it has
+        any."""
         counts = [-(-corpus.rows(context) // batch) for corpus in self.corpora]
         rounds = itertools.zip_longest(*([(i, n) for n in range(count)] for i, count in enumerate(counts)))
         return [turn for found in rounds for turn in found if turn is not None]
 
 
 def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokenizer | None = None) -> Dataset:
-    """Open `"train"` or `"validation"` of a corpus, without reading it (if it is small, its hashes are compared); with
-    `mix` of several, as a `Mixture`.
+    """Opens `"train"` or `"validation"` of a corpus without reading it (the hashes of a small one are compared); with
+    `mix`, those of several corpora, as a `Mixture`.
 
-    `tokenizer`, when given, is used for `"stdlib"` in place of the configured one, and must be the corpus's
-    own for a prepared folder. Raises UserError: unknown split, absent path, unknown or other tokenizer,
-    missing or cut shards, a split with no documents, corpora of a mixture with different tokenizers.
+    `tokenizer`, if given, replaces the configured one for `"stdlib"`; for a prepared folder it must equal the corpus's
+    own. Raises UserError for an unknown split, a missing path, an unknown or different tokenizer, missing or cut
+    shards, a split without documents, and corpora of a mixture with different tokenizers.
     """
     check_value("config", config, DataConfig, "for a folder DataConfig(path=...)")
     if split not in SPLITS:
@@ -189,7 +191,7 @@ def _open_one(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Da
 def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Mixture:
     corpora = []
     for number, part in enumerate(parse_mix(config.mix)):
-        # Of its own seed: corpora of equal length are not read in one order.
+        # Each corpus has its own seed: else corpora of equal length would be read in the same order.
         seed = int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0])
         own = config.tokenizer if part.path == STDLIB else "bytes"
         alone = replace(config, path=part.path, tokenizer=own, seed=seed, mix=())
@@ -210,7 +212,7 @@ def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -
 
 
 class MixedRows:
-    """The rows of a training on a mixture, by number: each corpus in an order of its own, epoch after epoch."""
+    """The rows of a training on a mixture, by number. Each corpus is read in its own order, epoch after epoch."""
 
     def __init__(self, mixture: Mixture, context: int, rows: int | None):
         parts = parse_mix(mixture.config.mix)
@@ -229,7 +231,7 @@ class MixedRows:
 
 
 class Turns:
-    """The processes' parts of the batches of one pass over a mixture, those of a batch next to each other."""
+    """The batches of one pass over a mixture, split into the processes' parts; the parts of a batch are adjacent."""
 
     def __init__(self, turns: Sequence[tuple[int, int]], parts: Sequence[Any], process_count: int):
         self.turns, self.parts, self.process_count = turns, parts, process_count
@@ -254,27 +256,27 @@ def batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> "grain.DatasetIterator":
-    """Iterate over dicts of `tokens`, `targets`, `segment_ids`, `positions` (int32) and `weights` (float32),
-    each `[batch / process_count, context]`; `segment_ids` count from 1 and are 0 in padding, `weights` are 1
-    where the target counts (see `Rows`), positions restart at every segment.
+    """Iterates over dicts of `tokens`, `targets`, `segment_ids`, `positions` (int32) and `weights` (float32), each
+    `[batch / process_count, context]`. `segment_ids` count from 1 and are 0 in padding, `weights` are 1 where the
+    target counts and else 0 (see `Rows`), and positions restart at 0 in every segment.
 
-    `repeat=True`: endless, every epoch in its own order, batches running over epoch borders, so that any
-    `rows(context)` consecutive rows from a multiple of it are one whole epoch.
-    `repeat=False`: one pass over all rows in one fixed scattered order whatever the seed, so that its first
-    batches are a fair sample; the last batch is filled with padding rows. Always in this process.
+    `repeat=True`: endless, every epoch in its own order. Batches run across the ends of epochs, so that any
+    `rows(context)` consecutive rows from a multiple of it are one whole epoch. `repeat=False`: one pass over all rows,
+    in one fixed scattered order whatever the seed, so that its first batches are a fair sample. The last batch is
+    filled with padding rows. Runs in this process, without workers.
 
-    Of a mixture, with `repeat`, every corpus has its own epochs, and its weight in `mix` is its share of the rows;
-    `steps` is the length of the whole training, along which weights change (None: their mean holds throughout). Without
-    `repeat` every batch is of one corpus (`Mixture.turns`).
+    Of a mixture with `repeat`, every corpus has its own epochs, and its weight in `mix` is its share of the rows;
+    `steps` is the length of the whole training, over which weights change (None: their mean holds throughout). Without
+    `repeat` every batch comes from one corpus (`Mixture.turns`).
 
-    `start` batches are left out at the beginning, without being read: the stream is the one that has yielded them.
+    `start`: the number of batches to skip, without reading them; the stream then continues as if it had yielded them.
 
-    `batch` is the global batch. Process p takes its p-th part: joining the processes' batches in order gives
-    the batch of a single process, for any `process_count`. `get_state` / `set_state` (and orbax, to which the
-    iterator is a checkpointable) restore the exact position; a state belongs to one number of `workers`.
-    With `workers` > 0 a script needs the `if __name__ == "__main__"` guard, and `close()` ends the workers.
+    `batch` is the global batch. Process p takes its p-th part: joining the processes' batches in order gives the batch
+    of a single process, for any `process_count`. `get_state` and `set_state` (and orbax, which can checkpoint the
+    iterator) restore the exact position; a state is valid only for the same number of `workers`. With `workers` > 0 a
+    script needs the `if __name__ == "__main__"` guard, and `close()` ends the workers.
 
-    Raises UserError for sizes below 1, a batch the processes cannot share, or less than one row to train on.
+    Raises UserError for sizes below 1, a batch that the processes cannot share, or less than one row to train on.
     """
     import grain
 
@@ -288,7 +290,7 @@ def batches(
     if not 0 <= process_index < process_count:
         raise UserError("process_index", process_index, f"needs to be from 0 to {process_count - 1}")
 
-    # Batching before dividing is what keeps the global batch independent of the number of processes.
+    # Batching before dividing keeps the global batch independent of the number of processes.
     mine = batch // process_count
     if not isinstance(dataset, Mixture):
         source = _endless(dataset, context) if repeat else _one_pass(dataset, batch, context)
@@ -307,7 +309,7 @@ def batches(
     if workers:
         _parse_absl_flags()
         options = grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=_BUFFERED_BATCHES)
-        # Through pipes: shared memory is small in containers, and left behind when a process is killed.
+        # Through pipes: shared memory is small in containers, and stays behind when a process is killed.
         no_shared_memory = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
         stream = grain.experimental.WithOptionsIterDataset(stream, no_shared_memory)
         stream = stream.mp_prefetch(options, worker_init_fn=begin)
@@ -327,7 +329,7 @@ def _endless(dataset: Dataset, context: int) -> "grain.MapDataset":
 
 
 def _one_pass(dataset: Dataset, batch: int, context: int) -> "grain.MapDataset":
-    """All rows of a corpus once, and rows of padding that fill the last batch."""
+    """All rows of a corpus once, then padding rows that fill the last batch."""
     import grain
 
     rows = dataset.rows(context)
@@ -338,7 +340,8 @@ def _one_pass(dataset: Dataset, batch: int, context: int) -> "grain.MapDataset":
 
 
 def _parse_absl_flags() -> None:
-    """Grain 0.2.18 reads an absl flag when it starts workers, which fails unless absl's main ran."""
+    """Marks absl's flags as parsed. Grain 0.2.18 reads one when it starts workers, which fails unless absl's main has
+    run."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():

@@ -1,8 +1,8 @@
-"""Prepare a corpus: any documents into a folder of token shards, in bounded memory, restartable.
+"""Prepares a corpus: turns documents into a folder of token shards, in bounded memory, and can be restarted.
 
-Work goes in rounds. A round collects documents until it has `shard_tokens` tokens, writes one shard for each
-split that got any, and then records in `progress.json` how many documents of the input are behind it. A run
-that was stopped (killed, disk full) continues after the last recorded round when started again.
+Work goes in rounds. A round collects documents until it has `shard_tokens` tokens, writes one shard for each split that
+got any, and then records in `progress.json` how many documents of the input are done. A run that was stopped (killed,
+disk full) continues after the last recorded round when started again.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ _INPUTS = ("inputs", "held_out")
 
 @dataclass
 class Progress:
-    """The content of progress.json: documents of the input that are behind the rounds that are done."""
+    """The content of progress.json; `documents` counts the documents of the input in the completed rounds."""
 
     request: dict
     runner: str = "local"
@@ -73,16 +73,16 @@ class Progress:
 
 
 class Request(NamedTuple):
-    """What is to be prepared, and where: `source` is what the manifest keeps of it."""
+    """What is to be prepared, and where. `source` is the part of the request that the manifest stores."""
 
     folder: StoragePath
     tokenizer: Tokenizer
     source: dict
-    states: dict[Path, tuple[int, ...]]  # of the inputs on this machine, when their content was noted in `source`
+    states: dict[Path, tuple[int, ...]]  # of the inputs on this machine, when their content was hashed
 
     def finished(self) -> Manifest | None:
-        """The corpus of this very request, if it is there. Raises UserError for another one in its place, and for one
-        of which a file is missing or damaged."""
+        """The corpus of this same request, if it exists; else None. Raises UserError if another corpus is in its place,
+        or if a file of it is missing or damaged."""
         with reached(self.folder, "out"):
             if not (self.folder / MANIFEST).exists():
                 return None
@@ -96,9 +96,9 @@ class Request(NamedTuple):
         return manifest
 
     def progress(self, runner: str) -> "Progress | None":
-        """The record of an unfinished run of the same request by the same runner; None in a folder without one. Raises
-        UserError for another one, for one of which a shard is missing or cut, and for a tokenizer.json of another that
-        the corpus would replace."""
+        """The record of an unfinished run of the same request by the same runner; None if the folder has none. Raises
+        UserError for a record of another request or runner, for a shard that is missing or cut, and for a
+        tokenizer.json of another tokenizer, which the corpus would replace."""
         data = None
         try:
             data = parse_json(read_own(self.folder / PROGRESS))
@@ -136,7 +136,7 @@ class Request(NamedTuple):
             raise UserError("out", str(self.folder), fix)
 
     def check_inputs(self) -> None:
-        """Raises UserError for an input on this machine that has changed since its content was noted."""
+        """Raises UserError if an input on this machine has changed since its content was hashed."""
         for path, state in self.states.items():
             if not path.exists() or _state(path) != state:
                 fix = "changed while it was read: what was made of it is worthless; delete OUT and start again"
@@ -156,22 +156,21 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     chat: ChatTemplate | None = None,
 ) -> Manifest:
-    """Tokenise documents into the corpus folder `out` and return its manifest.
+    """Tokenises documents into the corpus folder `out` and returns its manifest.
 
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
-    `hub:OWNER/NAME[@REVISION][#CONFIG][:SPLIT]`, read at one commit, which the manifest notes. tokenizer: `"bytes"` or
-    a tokenizer.json. validation: the share of documents held out, chosen by hash; a text file is on one side, but of a
-    lone one the end is held out.
-    held_out: further inputs that go to validation whole, and whose documents are left out where they stand in `inputs`,
-    too, so that none is trained on; with them `validation` may be 0. field: where JSON lines, Parquet rows and hub rows
-    keep their text; with a "?" behind its name, those without a text are left out. longest: characters that one such
-    line or row may have. shard_tokens: tokens in one round, which also bounds the memory (about 5 bytes each).
-    progress: called with the numbers of documents and tokens so far, after each document. chat: the inputs hold
-    conversations (`nagjax.data.conversation`), which become text by this template, and of which only the answers count
-    as targets.
+    `hub:OWNER/NAME[@REVISION][#CONFIG][:SPLIT]`, read at one commit, which the manifest records. tokenizer: `"bytes"`
+    or a tokenizer.json. validation: the share of documents held out, chosen by hash; a text file is held out as a whole
+    or not at all, but if it is the only input, its end is held out. held_out: further inputs, all of which go to
+    validation; documents of `inputs` that are among them are left out, so that none is trained on. With these,
+    `validation` may be 0. field: the field that holds the text in JSON lines, Parquet rows and hub rows; with a "?"
+    behind its name, rows without a text are left out. longest: the most characters of one such line or row.
+    shard_tokens: tokens in one round, which also bounds the memory (about 5 bytes each). progress: called after each
+    document with the numbers of documents and tokens so far. chat: the inputs hold conversations
+    (`nagjax.data.conversation`), which become text by this template; only the answers count as targets.
 
-    A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
-    `out` that holds something else or whose files are missing or damaged, and when it cannot be written.
+    If `out` is the finished corpus of the same request, it is returned unchanged. Raises UserError for bad input, for
+    an `out` that holds something else or whose files are missing or damaged, and if it cannot be written.
     """
     inputs, held_out = pinned(as_names(inputs)), pinned(as_names(held_out))
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens, chat)
@@ -223,7 +222,7 @@ def describe_request(
     shard_tokens: int,
     chat: ChatTemplate | None = None,
 ) -> Request:
-    """Check the arguments of `prepare` and make the folder. Raises UserError."""
+    """Checks the arguments of `prepare` and makes the folder. Raises UserError."""
     if not inputs:
         raise UserError("inputs", list(inputs), "name at least one file, folder or hub: dataset")
     if not 0 <= validation < 1:
@@ -236,7 +235,7 @@ def describe_request(
         raise UserError("out", str(out), fix)
     states: dict[Path, tuple[int, ...]] = {}
     source = {
-        "order": "given",  # of the inputs: see _difference
+        "order": "given",  # the order of the inputs: see _difference
         "inputs": _described(inputs, states),
         "held_out": _described(held_out, states),
         "tokenizer": encoder.fingerprint,
@@ -252,8 +251,8 @@ def describe_request(
 
 
 def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
-    """Write the manifest, and remove what only an unfinished corpus needs. Raises UserError for changed inputs, and for
-    a shard that is missing or cut."""
+    """Writes the manifest and removes the files that only an unfinished corpus needs. Raises UserError if inputs have
+    changed, and for a shard that is missing or cut."""
     request.check_inputs()
     folder = request.folder
     for shards in splits.values():
@@ -265,7 +264,7 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
 
 
 def _remove_leftovers(folder: StoragePath) -> None:
-    """What only an unfinished corpus needs."""
+    """Removes the files that only an unfinished corpus needs."""
     for leftover in (folder / PROGRESS, *(abandoned(folder) if isinstance(folder, Path) else ())):
         leftover.unlink(missing_ok=True)
 
@@ -280,8 +279,9 @@ def _labelled(
 
 
 def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> list[list]:
-    """Every input file with its size and its SHA-256 (in an object store: when it was changed), every data set of the
-    hub with its commit, in the order in which they are read; `states` gets those of this machine."""
+    """A record of every input, in the order in which they are read: a file with its size and SHA-256 (in an object
+    store, when it was changed), and a hub dataset with its commit. Adds the states of files on this machine to
+    `states`."""
     found: dict[str | StoragePath, list] = {}
     for path in sources(inputs):
         real = path.resolve() if isinstance(path, Path) else path
@@ -296,7 +296,7 @@ def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> li
 
 
 def _written(path: StoragePath) -> str:
-    """A name as a file of JSON can have it, also one that is not UTF-8."""
+    """A file name that JSON can store, even if it is not UTF-8."""
     return path.as_posix().encode(errors="backslashreplace").decode()
 
 
@@ -318,8 +318,8 @@ def _hub_first(described: list[list]) -> list[list]:
 
 
 def _difference(old: dict, new: dict) -> str:
-    """In what two requests differ, in words; "" where in nothing. Inputs may have moved, if their content is the same;
-    of those that older versions noted only path and size are known, and all data sets of the hub before all files."""
+    """How two requests differ, in words; "" if they are equal. Inputs may have moved if their content is the same. Of
+    older versions' inputs only path and size are known, and they list all hub datasets before all files."""
     if "order" not in old:
         new = {field: _hub_first(value) if field in _INPUTS else value for field, value in new.items()}
         del new["order"]

@@ -1,5 +1,5 @@
-"""Rows of fixed length out of a token stream, any of which can be made on its own: packed, whole documents, or one
-document each."""
+"""Rows of fixed length from a token stream, each of which can be made independently: packed, whole documents, or one
+document per row."""
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -8,17 +8,18 @@ from nagjax.data.stream import TokenStream
 
 
 class Rows:
-    """Row `r` predicts the stream's tokens `[r * context, (r + 1) * context)`; a random-access data source.
+    """Packed rows: row `r` predicts the stream's tokens `[r * context, (r + 1) * context)`. A random-access data
+    source.
 
-    Each token of the stream is a target exactly once, the end-of-text token of every document included. The
-    input before a document's first token is the end-of-text token of the document before it: it opens
-    documents as well as closing them, and belongs to the document it opens, so no target is lost at a border
-    and no input or attention crosses one. `begins` takes its place there, which is the token that the
-    tokenizer puts in front of a text, unless the document has that itself. A document longer than the row goes
-    on in the next row, as a new segment whose first input is the token before.
+    Each token of the stream, including the end-of-text token of every document, is a target exactly once. The input
+    before a document's first token is the end-of-text token of the document before it. That token thus both closes a
+    document and opens the next one, and it belongs to the segment that it opens: so no target is lost at a boundary,
+    and no input or attention crosses one. If the tokenizer puts a token in front of every text, that token, `begins`,
+    takes this place, unless the document itself begins with it. A document longer than the row continues in the next
+    row, as a new segment whose first input is the token before.
 
-    What lies past the end of the stream, whole rows included, is padding: segment 0, weight 0, end-of-text. Weight 0
-    have targets that the corpus says do not count, too: what is no answer in a conversation.
+    Positions past the end of the stream, including whole rows, are padding: segment 0, weight 0, end-of-text. Targets
+    that the corpus marks as not counting, such as the parts of a conversation that are not answers, have weight 0, too.
     """
 
     def __init__(self, stream: TokenStream, context: int, end_of_text: int, begins: int | None = None):
@@ -38,7 +39,7 @@ class Rows:
         segment_ids, positions = np.zeros((2, context), np.int32)
         weights = np.zeros(context, np.float32)
         if n:
-            before = min(start, 1)  # the token in front, with the same read
+            before = min(start, 1)  # the token before the row, in the same read
             read, counted = self.stream.read_counted(start - before, stop)
             weights[:n] = counted[before:]
             targets[:n] = read[before:]
@@ -48,19 +49,20 @@ class Rows:
         if self.begins != self.end_of_text:
             opens = (segment_ids > 0) & (positions == 0) & (tokens == self.end_of_text) & (targets != self.begins)
             if start and self.stream.borders(start - 1, start + 1).size == 2:
-                opens[0] = False  # of a document that goes on: an end-of-text token in front is its own, as of a turn
+                opens[0] = False  # inside a document: it may contain an end-of-text token, as of a turn
             tokens[opens] = self.begins
         return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)
 
     def targets(self, row: int) -> tuple[int, int]:
-        """Where the targets of a row stand in the stream; those that do not fit the row are cut off."""
+        """The positions (start, stop) in the stream of a row's targets; those beyond the row's length are cut off."""
         return row * self.context, min((row + 1) * self.context, len(self.stream))
 
 
 class DocumentRows(Rows):
-    """Row `r` predicts document `r`, its end-of-text token included, as far as it fits; the rest of the row is padding.
+    """Row `r` predicts document `r`, including its end-of-text token, as far as it fits; the rest of the row is
+    padding.
 
-    As in `Rows` the first input is the end-of-text token, and rows past the last document are padding.
+    As in `Rows`, the first input is the end-of-text token, and rows past the last document are padding.
     """
 
     def __len__(self) -> int:
@@ -71,8 +73,8 @@ class DocumentRows(Rows):
 
 
 class WholeRows(Rows):
-    """Row `r` predicts as many documents, one behind the other, as fit whole; a document longer than the row has one
-    for itself, and its rest is cut off. Else as in `DocumentRows`."""
+    """Row `r` predicts as many consecutive documents as fit completely; a document longer than the row has one for
+    itself, and its rest is cut off. Otherwise like `DocumentRows`."""
 
     def __init__(self, stream: TokenStream, context: int, end_of_text: int, begins: int | None = None):
         super().__init__(stream, context, end_of_text, begins)
@@ -86,10 +88,10 @@ class WholeRows(Rows):
 
 
 def whole_rows(document_ends: Int64[np.ndarray, "documents"], context: int) -> Int64[np.ndarray, "rows"]:
-    """Where the rows of whole documents end, documents being taken in order."""
+    """The positions in the stream, int64, at which rows of whole documents end, if documents are taken in order."""
     count = len(document_ends)
     starts = np.append(0, document_ends)[:count]
-    behind = np.searchsorted(document_ends, starts + context, "right")  # a row that begins with each document
+    behind = np.searchsorted(document_ends, starts + context, "right")  # by first document of a row
     behind = np.maximum(behind, np.arange(1, count + 1)).tolist()
     last, done = [], 0
     while done < count:

@@ -1,4 +1,5 @@
-"""Shares of a mixture: how weights that change over training become the corpus, and the row in it, of every row."""
+"""Shares of a mixture: for every row of the training, the corpus that it comes from, and which row of that corpus it
+is, if weights change over training."""
 
 import bisect
 import itertools
@@ -14,14 +15,14 @@ _HOW = "write PATH=WEIGHT, or PATH=WEIGHT@SHARE,WEIGHT@SHARE with shares of the 
 
 @dataclass(frozen=True)
 class Part:
-    """One corpus of a mixture: where it is, and its weight at points of the training, linear in between."""
+    """One corpus of a mixture: its path, and its weight at points of the training, linear between them."""
 
     path: str
-    points: tuple[tuple[float, float], ...]  # (share of the training, weight), the former rising
+    points: tuple[tuple[float, float], ...]  # (share of the training, weight), shares ascending
 
     @classmethod
     def of(cls, text: str) -> "Part":
-        """`PATH=0.7` or `PATH=0.9@0,0.5@0.8`. Raises UserError."""
+        """Parses `PATH=0.7` or `PATH=0.9@0,0.5@0.8`. Raises UserError for anything else."""
         path, mark, weights = text.rpartition("=")
         points = []
         for word in weights.split(","):
@@ -39,7 +40,7 @@ class Part:
         return cls(path, tuple(points))
 
     def weight(self, place: float) -> float:
-        """At a share of the training; before the first point and after the last one it is constant."""
+        """The weight at a share of the training; constant before the first point and after the last one."""
         after = bisect.bisect_right(self.points, (place, math.inf))
         if after in (0, len(self.points)):
             return self.points[max(after - 1, 0)][1]
@@ -48,14 +49,14 @@ class Part:
 
     @property
     def schedule(self) -> str:
-        """The weights, as `of` reads them."""
+        """The weights in the form that `of` parses."""
         if len(self.points) == 1:
             return repr(self.points[0][1])
         return ",".join(f"{weight!r}@{place!r}" for place, weight in self.points)
 
 
 def parse_mix(texts: Sequence[str]) -> tuple[Part, ...]:
-    """The corpora of a mixture. Raises UserError for one that is there twice, or weights that are all 0 somewhere."""
+    """The corpora of a mixture. Raises UserError if a corpus is given twice, or if all weights are 0 at some point."""
     parts = tuple(Part.of(text) for text in texts)
     paths = [part.path for part in parts]
     for path in paths:
@@ -67,13 +68,14 @@ def parse_mix(texts: Sequence[str]) -> tuple[Part, ...]:
 
 
 def names_of(parts: Sequence[Part]) -> tuple[str, ...]:
-    """What each is called in logs: the last part of its path, or all of it where two would be called the same."""
+    """The names of the corpora in logs: the last part of the path, or the whole path where that would not be unique."""
     short = [part.path.rstrip("/").rpartition("/")[2] for part in parts]
     return tuple(name if short.count(name) == 1 else part.path for name, part in zip(short, parts, strict=True))
 
 
 def _normalised(parts: Sequence[Part]) -> tuple[list[float], list[list[float]]]:
-    """Every place where a weight bends, 0 and 1 among them, and there the weights divided by their sum, by part."""
+    """All points of the training at which a weight's slope changes, with 0 and 1; and for each part its weight there
+    divided by the sum of the weights."""
     places = sorted({0.0, 1.0, *(place for part in parts for place, _ in part.points)})
     shares: list[list[float]] = [[] for _ in parts]
     for place in places:
@@ -95,14 +97,14 @@ def mean_shares(parts: Sequence[Part]) -> tuple[float, ...]:
 
 
 def among(shares: Sequence[float], there: Sequence[int]) -> tuple[float, ...]:
-    """The shares of these corpora among themselves; equal ones where all are 0."""
+    """The shares of these corpora among themselves; equal shares if all are 0."""
     total = sum(shares[corpus] for corpus in there)
     return tuple(shares[corpus] / total if total else 1.0 / len(there) for corpus in there)
 
 
 class _Curve:
-    """The rows that a corpus is owed after so many rows in all: the integral of its share, which is linear between
-    `places` and constant behind the last one."""
+    """The rows that a corpus is owed as a function of the number of rows in all: the integral of its share, which is
+    linear between `places` and constant after the last one."""
 
     def __init__(self, places: Sequence[float], shares: Sequence[float]):
         self.places, self.shares = list(places), list(shares)
@@ -119,7 +121,8 @@ class _Curve:
         return self.sums[piece] + (self.shares[piece] + 0.5 * self.slopes[piece] * past) * past
 
     def due(self, number: int) -> float:
-        """When half of row `number` is owed: the time at which it is to come; infinite where it never is."""
+        """The time, in rows of the training, at which row `number` is due, because half of it is owed; infinite if it
+        never is."""
         target = number + 0.5
         piece = bisect.bisect_left(self.sums, target) - 1
         left, share, slope = target - self.sums[piece], self.shares[piece], self.slopes[piece]
@@ -128,13 +131,13 @@ class _Curve:
 
 
 class Apportionment:
-    """Which corpus every row of a training is of, and the number of the row in it.
+    """Assigns every row of a training to a corpus and to a row of that corpus.
 
-    Each corpus's rows are due at the times at which its share, summed up, reaches 1/2, 3/2, 5/2 ...; all of them in the
-    order of those times are the rows of the training (ties: in the order of the corpora). So every stretch of rows has
-    of each corpus what its share says to about a row, nothing is drawn at random, and a row's place needs no count of
-    those before it. `rows`: of the whole training, which the places of a schedule are shares of; None: every corpus
-    has its mean share throughout.
+    A corpus's rows are due at the times at which the integral of its share reaches 1/2, 3/2, 5/2 ...; the training
+    takes the rows of all corpora in the order of these times (ties: in the order of the corpora). So every stretch of
+    rows has each corpus's share to within about a row, nothing is drawn at random, and a row's corpus can be computed
+    without counting the rows before it. `rows` is the length of the whole training, to which the points of a schedule
+    refer; None: every corpus has its mean share throughout.
     """
 
     def __init__(self, parts: Sequence[Part], rows: int | None):
@@ -144,8 +147,8 @@ class Apportionment:
         self._curves = [_Curve([place * (rows or 1) for place in places], share) for share in shares]
 
     def place(self, row: int) -> tuple[int, int]:
-        """The corpus of row `row` (from 0), and how many rows of it come before."""
-        early = row - len(self._curves)  # by then at most `row` rows are due, and at least row - 3/2 corpora
+        """The corpus of row `row` (from 0), and how many rows of that corpus come before it."""
+        early = row - len(self._curves)  # by this time at most `row` rows are due, and at least row - 3/2 corpora
         counts = [self._due_by(curve, early) for curve in self._curves]
         due = [curve.due(count) for curve, count in zip(self._curves, counts, strict=True)]
         for _ in range(row - sum(counts)):
@@ -157,7 +160,8 @@ class Apportionment:
 
     @staticmethod
     def _due_by(curve: _Curve, time: float) -> int:
-        """How many rows of a corpus are due by a time; decided by `due` alone, however `owed` was rounded."""
+        """The number of a corpus's rows that are due by a time. `due` alone decides, so that rounding in `owed` has no
+        effect."""
         count = max(math.floor(curve.owed(time) + 0.5), 0) if time > 0 else 0
         while count and curve.due(count - 1) > time:
             count -= 1

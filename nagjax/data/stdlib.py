@@ -1,4 +1,4 @@
-"""The corpus every machine has: the running interpreter's own library, as source code."""
+"""A corpus that every machine has: the source code of the running Python's standard library."""
 
 import functools
 import os
@@ -28,7 +28,7 @@ from nagjax.errors import UserError
 STDLIB = "stdlib"
 VALIDATION = 1 / 20
 
-# Installed packages are not the library; tests, codec tables and the help topics are mostly data.
+# Installed packages are not part of the library; tests, codec tables and the help topics are mostly data.
 _SKIPPED_FOLDERS = {
     "site-packages",
     "dist-packages",
@@ -39,7 +39,7 @@ _SKIPPED_FOLDERS = {
     "pydoc_data",
     "__pycache__",
 }
-_SKIPPED_PREFIX = "_sysconfigdata"  # this build's own settings: different on every machine
+_SKIPPED_PREFIX = "_sysconfigdata"  # this build's own settings, which differ on every machine
 
 
 def stdlib_documents(root: str | os.PathLike | None = None) -> list[str]:
@@ -93,10 +93,10 @@ def cache_root() -> Path | None:
 
 
 def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
-    """A split of the library as tokens, and a hash of the content of all of it.
+    """A split of the library as tokens, and a hash of the content of both splits and the tokenizer.
 
-    They are kept in the cache folder under a name made of interpreter version, tokenizer and content. Damaged
-    files are made again; where that folder cannot be written, or is another user's, the tokens are made in memory.
+    The tokens are cached in a folder named by interpreter version, tokenizer and content. Damaged files are made again;
+    if the folder cannot be written, or is another user's, the tokens are made in memory.
     """
     texts = stdlib_documents()
     content = _content(tuple(texts))
@@ -124,8 +124,9 @@ def _cached(folder: Path | None, split: str) -> TokenStream | None:
 
 
 def _fill_cache(folder: Path, by_split: dict[str, list[Document]], tokenizer: Tokenizer) -> None:
-    """Build beside the final name and rename: other processes see all of it or nothing. A damaged folder is mended file
-    by file: other processes may be about to map the files in it, whose names are therefore never absent."""
+    """Builds the files in a temporary folder and renames it, so that other processes see all of them or none. A damaged
+    folder is repaired file by file, because other processes may be about to map its files, whose names must never be
+    absent."""
     building = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -134,12 +135,12 @@ def _fill_cache(folder: Path, by_split: dict[str, list[Document]], tokenizer: To
         write_manifest(building, tokenizer, {"inputs": [STDLIB], "validation": VALIDATION}, splits)
         try:
             building.rename(folder)
-        except OSError:  # something stands there: damaged, or by another process that was first
+        except OSError:  # a folder is there: damaged, or made by another process in the meantime
             if any(_cached(folder, split) is None for split in SPLITS):
                 for made in sorted(building.iterdir(), key=lambda path: path.name == MANIFEST):
                     made.replace(folder / made.name)
     except (OSError, UserError):
-        pass  # no cache here, which does not change the result
+        pass  # without a cache the result is the same
     finally:
         if building is not None:
             shutil.rmtree(building, ignore_errors=True)

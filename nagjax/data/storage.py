@@ -1,8 +1,8 @@
-"""Where files are: on this machine (`pathlib.Path`) or in an object store, behind the same few methods.
+"""Paths on this machine (`pathlib.Path`) or in an object store, behind the same few methods.
 
-The object stores are those of Arrow, which reads Parquet here anyway: `gs://` and `s3://`, with credentials and
-region from the environment as those clouds document them, and `file://`; and of fsspec `hf://`, data sets of the
-Hugging Face hub, also written `hub:OWNER/NAME`, and `memory://`, which is this process's own.
+Arrow, which also reads Parquet here, accesses `gs://` and `s3://`, with credentials and region from the environment as
+those clouds document them, and `file://`. fsspec accesses `hf://`, datasets of the Hugging Face hub, also written
+`hub:OWNER/NAME`, and `memory://`, which is private to this process.
 """
 
 import itertools
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 OF_FSSPEC = ("hf", "memory")
 SCHEMES = ("gs", "s3", "file", *OF_FSSPEC)
 HUB_PREFIX = "hub:"
-MOST_LINKS = 8  # to folders, on the way to a file
-MOST_ENTERED = 10_000  # links to folders, in one folder and below: as many ways lead through a few that link each other
-TRIES = 5  # of a read: half a minute at most between the first and the last
+MOST_LINKS = 8  # to folders, on the path to a file
+MOST_ENTERED = 10_000  # links to folders that are followed below one folder: a few that link each other make many paths
+TRIES = 5  # of a read; the waits between them add up to half a minute at most
 
 
 @dataclass(frozen=True)
 class RemotePath:
-    """`scheme://key`; what of `pathlib.Path` the data package needs. Copies carry the name, not the connection.
+    """A path `scheme://key` in an object store, with the methods of `pathlib.Path` that this package needs. Copies
+    carry the name, not the connection.
 
-    The key is the name itself: a space in it is a space, and `%20` in it is these three characters."""
+    The key is not quoted: a space in it is a space, and `%20` in it is these three characters.
+    """
 
     scheme: str
     key: str
@@ -96,7 +98,7 @@ class RemotePath:
         return self._info().type.name == "Directory"
 
     def files(self) -> Iterator["RemotePath"]:
-        """All files under a folder."""
+        """All files under the folder."""
         from pyarrow import fs
 
         for info in self._store.get_file_info(fs.FileSelector(self.key, recursive=True)):
@@ -104,7 +106,7 @@ class RemotePath:
                 yield RemotePath(self.scheme, info.path)
 
     def sizes(self) -> dict[str, int]:
-        """Of the files in a folder, by name, with one listing."""
+        """The sizes in bytes of the files in the folder, by name, from one listing."""
         from pyarrow import fs
 
         found = self._store.get_file_info(fs.FileSelector(self.key, allow_not_found=True))
@@ -114,19 +116,20 @@ class RemotePath:
         return self._info().size
 
     def changed(self) -> int | str | None:
-        """When it was written last, in nanoseconds, or another mark of its content; None where the store keeps none."""
+        """The time of the last change, in nanoseconds, or another mark that changes with the content; None if the store
+        has none."""
         if self.scheme not in OF_FSSPEC:
             return self._info().mtime_ns
         known = self._store.handler.fs.info(self.key)
         return next((str(known[mark]) for mark in ("blob_id", "created") if known.get(mark)), None)
 
     def open(self, mode: str) -> "NativeFile":
-        """`rb` (random access) or `wb`."""
+        """Opens the file; `mode` is `rb` (random access) or `wb`."""
         return self._store.open_input_file(self.key) if mode == "rb" else self._store.open_output_stream(self.key)
 
     def read_range(self, start: int | None, stop: int | None) -> bytes:
-        """Of a file system of fsspec: just these bytes, or all of them. Its open files would share one position among
-        threads, and read ahead by megabytes."""
+        """The bytes from `start` to `stop`, or all of them, from a file system of fsspec. Its open files would share
+        one position among threads and read ahead by megabytes."""
         return self._store.handler.fs.cat_file(self.key, start, stop, cache_type="none")
 
     def read_bytes(self) -> bytes:
@@ -151,8 +154,8 @@ StoragePath = Path | RemotePath
 
 
 def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
-    """A path of this machine, or of an object store by its URL, in which nothing is quoted. Raises UserError
-    for an unknown store."""
+    """A path of this machine, or the URL of an object store, in which nothing is quoted. Raises UserError for an
+    unknown store."""
     if isinstance(name, RemotePath):
         return name
     if str(name).startswith(HUB_PREFIX):
@@ -171,14 +174,14 @@ def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
 
 
 def size_of(path: StoragePath) -> int:
-    """Size in bytes. Raises FileNotFoundError on this machine."""
+    """The size in bytes. Raises FileNotFoundError for a missing file on this machine."""
     return path.size() if isinstance(path, RemotePath) else path.stat().st_size
 
 
 @contextmanager
 def reached(path: StoragePath, field: str) -> Iterator[None]:
-    """Turns what the client of an object store raises (many unrelated types) into a UserError of `field`, but for what
-    says that a file is not there, may not be read, or has a content that it should not have."""
+    """Turns the errors of an object store's client, which have many unrelated types, into a UserError of `field`.
+    Errors that mean that a file is missing, may not be read, or has a wrong content are left as they are."""
     try:
         yield
     except (UserError, FileNotFoundError, NotADirectoryError, PermissionError, EOFError, ValueError):
@@ -191,11 +194,12 @@ def reached(path: StoragePath, field: str) -> Iterator[None]:
 
 
 def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
-    """Every file in a folder and below it with its name from there, in an order the file system cannot change, but for
-    what begins with a dot, and what is in it. Links are followed; one that leads nowhere is among the files. Raises
-    OSError for a folder that cannot be read, UserError for one with too many links to folders."""
+    """Every file in a folder and below it, with its relative name, in an order that does not depend on the file system.
+    Names that begin with a dot are left out, with everything in such folders. Links are followed; a link that leads
+    nowhere counts as a file. Raises OSError for a folder that cannot be read, UserError for too many links to folders.
+    """
     if isinstance(folder, RemotePath):
-        root = folder.key.strip("/")  # some stores begin the keys of files with a slash, whatever the folder's
+        root = folder.key.strip("/")  # some stores begin the keys of files alone with a slash
         every = ((str(PurePosixPath(p.key.strip("/")).relative_to(root)), p) for p in folder.files())
         found = [(name, p) for name, p in every if "/." not in f"/{name}"]
     else:
@@ -204,8 +208,8 @@ def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
 
 
 def _walked(folder: Path, above: tuple[Path, ...], links: int, entered: Iterator[int]) -> Iterator[Path]:
-    """The files; a link to a folder that it lies in is not entered again, nor one behind more than so many links. What
-    is a pipe or a device, also by a link, is none of them. `entered` counts the links to folders that are followed."""
+    """The files below a folder. A link to a folder that contains it is not entered again, nor is one behind more than
+    `links` other links. Pipes and devices are left out, and links to them. `entered` counts the links followed."""
     if (real := folder.resolve()) in above:
         return
     for path in folder.iterdir():
@@ -223,8 +227,8 @@ def _walked(folder: Path, above: tuple[Path, ...], links: int, entered: Iterator
 
 
 class RemoteArray:
-    """A flat array in an object store: `array[start:stop]` reads just those bytes, from any thread; a read that fails,
-    or brings fewer, is tried `TRIES` times. Raises UserError of `data.path` where none succeeds."""
+    """A flat array in an object store. `array[start:stop]` reads just those bytes, from any thread; a read that fails
+    or returns too few bytes is tried `TRIES` times. Raises UserError of `data.path` if none succeeds."""
 
     def __init__(self, path: RemotePath, dtype: str):
         self._path, self._dtype = path, np.dtype(dtype)
@@ -239,7 +243,7 @@ class RemoteArray:
                 except Exception as error:
                     if tried == TRIES or isinstance(error, FileNotFoundError | PermissionError):
                         raise
-                time.sleep(2.0**tried * random.random())  # hosts that failed at once do not try again at once
+                time.sleep(2.0**tried * random.random())  # hosts that failed together retry apart
 
     def _read(self, start: int, stop: int) -> bytes:
         found = self._path.read_range(start, stop) if self._file is None else self._file.read_at(stop - start, start)

@@ -1,13 +1,13 @@
-"""Token shards on disk: flat files that are mapped, never parsed, and a manifest that says what is whole.
+"""Token shards on disk: flat files, which are mapped and never parsed, and a manifest that says which are complete.
 
 A corpus folder holds `manifest.json`, the tokenizer, and for every shard two little-endian files:
 
-- `SPLIT-NNNNN.tokens`: the documents' tokens back to back, each document closed by its end-of-text token; in a corpus
-  of conversations int32, where -1 - id is a token that is read but does not count as a target;
+- `SPLIT-NNNNN.tokens`: the documents' tokens one after the other, each document closed by its end-of-text token;
+  in a corpus of conversations int32, where -1 - id is a token that is read but does not count as a target;
 - `SPLIT-NNNNN.documents`: int64 `[documents, 2]`: where each document ends, in tokens from the start of the
   shard, and how many UTF-8 bytes its text has.
 
-Every file appears under its name only when it is whole, and only files named in the manifest are read.
+Every file appears under its name only when it is complete, and only files named in the manifest are read.
 """
 
 import errno
@@ -35,16 +35,16 @@ from nagjax.json_reader import parse_json
 MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
-COUNTED_TYPE = "<i4"  # of a corpus in which not all targets count
-ANEW = "delete the folder and prepare the corpus again"  # over a finished one nothing is prepared
-LARGEST = 1 << 28  # bytes of a manifest: a million shards
-SMALL = 1 << 26  # bytes of a split that are hashed whenever it is opened: a fraction of a second
+COUNTED_TYPE = "<i4"  # dtype of a corpus in which not all targets count
+ANEW = "delete the folder and prepare the corpus again"  # a finished corpus is never prepared over
+LARGEST = 1 << 28  # bytes of a manifest, enough for a million shards
+SMALL = 1 << 26  # bytes up to which a split is hashed whenever it is opened, in a fraction of a second
 
 
 @dataclass(frozen=True)
 class Document:
-    """One tokenised document: ids without the end-of-text token, the UTF-8 length of its text, and which of its tokens
-    (the end-of-text token is the last) count as targets; None: all."""
+    """One tokenised document: its ids without the end-of-text token, the UTF-8 length of its text, and which of its
+    tokens (the last is the end-of-text token) count as targets; None: all."""
 
     ids: Int32[np.ndarray, "n"]
     byte_count: int
@@ -57,7 +57,7 @@ def token_dtype(tokenizer: Tokenizer) -> str:
 
 
 def in_memory(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStream:
-    """The same stream a folder would give, without one."""
+    """The token stream that a folder with these documents would give, in memory."""
     if not documents:
         return TokenStream([], True)
     tokens = np.concatenate(list(_with_ends(documents, tokenizer)))
@@ -67,7 +67,7 @@ def in_memory(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStrea
 def write_shard(
     folder: StoragePath, split: str, number: int, documents: Sequence[Document], tokenizer: Tokenizer
 ) -> ShardRecord:
-    """Write documents as shard `number` of `split`; both files are whole on disk when this returns."""
+    """Writes documents as shard `number` of `split`; both files are complete and on disk when this returns."""
     stem, index = f"{split}-{number:05d}", _index(documents)
     return ShardRecord(
         tokens=write_file(folder, f"{stem}.tokens", _with_ends(documents, tokenizer)),
@@ -80,7 +80,8 @@ def write_shard(
 
 
 def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
-    """Write `folder/name` so that no reader ever sees a part of it. Raises UserError, removing the part."""
+    """Writes `folder/name` so that no reader ever sees an incomplete file. On failure removes what was written; raises
+    UserError if the file cannot be written."""
     digest, size, here = sha256(), 0, isinstance(folder, Path)
     partial = folder / f".{partial_name(name)}"
     with cannot_write(folder):
@@ -105,7 +106,7 @@ def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarra
 
 
 def _new_file(path: StoragePath):
-    """Open to write, without following a link that may lie in its place."""
+    """Opens a file for writing, without following a link at its path."""
     if not isinstance(path, Path):
         return path.open("wb")
     path.unlink(missing_ok=True)
@@ -120,13 +121,13 @@ def abandoned(folder: Path) -> Iterator[Path]:
             os.kill(int(process), 0)
         except (ValueError, OverflowError, ProcessLookupError):
             yield path
-        except OSError:  # another user's
+        except OSError:  # a process of another user
             pass
 
 
 def read_own(path: StoragePath, largest: int = LARGEST) -> bytes:
-    """A file of a corpus; on this machine it may be no link out of its folder. Raises OSError, and UserError for a link
-    and for more than `largest` bytes."""
+    """The bytes of a corpus's file, which on this machine must not be a link out of its folder. Raises OSError, and
+    UserError for such a link and for more than `largest` bytes."""
     if isinstance(path, Path):
         return read_bytes(path, largest=largest)
     if path.is_file() and path.size() > largest:
@@ -145,7 +146,7 @@ def write_manifest(
     splits: dict[str, list[ShardRecord]],
     dtype: str | None = None,
 ) -> Manifest:
-    """Save the tokenizer beside the shards, then the manifest: from then on the folder is a corpus."""
+    """Writes the tokenizer beside the shards, then the manifest, with which the folder becomes a corpus."""
     manifest = Manifest(tokenizer.name, tokenizer.fingerprint, dtype or token_dtype(tokenizer), source, splits)
     if (text := tokenizer.to_json()) is not None:
         write_file(folder, TOKENIZER, [text.encode()])
@@ -154,8 +155,8 @@ def write_manifest(
 
 
 def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
-    """The manifest of a corpus folder. Raises UserError when it is absent, damaged or of another format, and, naming
-    `field`, when the folder's manifest.json is another program's."""
+    """The manifest of a corpus folder. Raises UserError if it is missing, damaged or of another format, and, naming
+    `field`, if the folder's manifest.json was written by another program."""
     folder = storage_path(folder)
     try:
         with reached(folder, "path"):
@@ -188,12 +189,12 @@ def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
 
 
 def saved_tokenizer(folder: StoragePath, name: str) -> JsonTokenizer:
-    """Raises OSError, ValueError and UserError."""
+    """The tokenizer in a corpus folder. Raises OSError, ValueError and UserError."""
     return JsonTokenizer(read_own(folder / TOKENIZER, LARGEST_TOKENIZER).decode(), name=name)
 
 
 def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
-    """The tokenizer a folder was prepared with; refuses one that was changed since."""
+    """The tokenizer with which a folder was prepared. Raises UserError if it was changed since."""
     tokenizer: Tokenizer = ByteTokenizer()
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         path = folder / TOKENIZER
@@ -226,7 +227,7 @@ def check_files(folder: StoragePath, shards: Sequence[ShardRecord]) -> None:
 
 
 def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStream:
-    """Map a split's shards. Raises UserError as `check_files` and `verify_small` do, and for a damaged manifest."""
+    """Maps a split's shards. Raises UserError as `check_files` and `verify_small` do, and for a damaged manifest."""
     check_files(folder, manifest.splits.get(split, ()))
     shards = []
     for shard in manifest.splits.get(split, ()):
@@ -240,13 +241,13 @@ def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStr
             )
         )
     verify_small(folder, manifest, split)
-    # In an object store the index of a shard is read with the shard's first row: what it sums up to is noted.
+    # In an object store the index of a shard is read with the shard's first row, so the recorded sum is used.
     known = None if isinstance(folder, Path) else manifest.total(split, "byte_count")
     return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())), known)
 
 
 def verify(folder: str | os.PathLike) -> Manifest:
-    """Read every shard and compare its SHA-256 with the manifest; raises UserError naming a damaged file."""
+    """Reads every shard and compares its SHA-256 with the manifest. Raises UserError naming a damaged file."""
     folder = storage_path(folder)
     manifest = read_manifest(folder)
     for split, shards in manifest.splits.items():
@@ -260,7 +261,7 @@ def verify(folder: str | os.PathLike) -> Manifest:
 
 
 def verify_small(folder: StoragePath, manifest: Manifest, split: str) -> None:
-    """`verify` for a split of up to `SMALL` bytes on this machine, once for as long as its files stay as they are."""
+    """`verify` for a split of up to `SMALL` bytes on this machine; not repeated as long as its files do not change."""
     records = [record for shard in manifest.splits.get(split, ()) for record in (shard.tokens, shard.documents)]
     if isinstance(folder, Path) and sum(record.size for record in records) <= SMALL:
         for record in records:
@@ -282,7 +283,7 @@ def _changed(path: StoragePath) -> UserError:
 
 @contextmanager
 def cannot_write(folder: StoragePath) -> Iterator[None]:
-    """Turn the operating system's refusals to write into a UserError that says what to do."""
+    """Turns the operating system's errors on writing into a UserError that says what to do."""
     try:
         yield
     except OSError as error:

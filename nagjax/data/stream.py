@@ -1,4 +1,4 @@
-"""The tokens of a split as one sequence, wherever its shards are: mapped, or in an object store."""
+"""The tokens of a split as one sequence, whether its shards are mapped or in an object store."""
 
 import contextlib
 import errno
@@ -14,14 +14,15 @@ from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.errors import UserError
 
 LARGEST = 2**40  # bytes of a document
-FEW = 64  # maps that any process has room for
+FEW = 64  # maps that every process's limit on open files allows
 
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An array in a file, mapped (in an object store: read by ranges) on first use.
+    """An array in a file, which is mapped (in an object store: read by ranges) on first use.
 
-    Copies of it (in worker processes) carry only the name."""
+    Copies of it (in worker processes) carry only the name.
+    """
 
     path: StoragePath
     dtype: str
@@ -48,9 +49,9 @@ class ArrayFile:
 class TokenStream:
     """All tokens of a split as one sequence, document after document; random access by position.
 
-    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s, opened when they
-    are first read; `exact` says that the tokenizer's byte table adds up to the true length of every document in them.
-    `byte_count`: of all documents, where it is known without reading their index.
+    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s, opened when first
+    read. `exact` says that the tokenizer's byte table adds up to the true length of every document in them.
+    `byte_count` is the sum over all documents, if it is known without reading their index.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class TokenStream:
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing is open yet, and all may be."""
+        """Sets the state in which no shard is open yet."""
         _allow_maps(sum(isinstance(array, ArrayFile) and array.local for pair in self._shards for array in pair))
         self._tokens: dict[int, np.ndarray | RemoteArray] = {}
         self._documents: dict[int, np.ndarray] = {}
-        self._locks = [Lock() for _ in self._shards]  # threads that read ahead wait for an index, and read it once
+        self._locks = [Lock() for _ in self._shards]  # one thread reads an index, the others wait
 
     @classmethod
     def joined(cls, streams: Sequence["TokenStream"]) -> "TokenStream":
-        """One behind the other."""
+        """The streams one after the other, as one stream."""
         shards = [shard for stream in streams for shard in stream._shards]
         known = [stream._byte_count for stream in streams]
         total = None if None in known else sum(n for n in known if n is not None)
@@ -84,7 +85,7 @@ class TokenStream:
 
     @property
     def remote(self) -> bool:
-        """Whether any of it is read from an object store."""
+        """Whether any shard is read from an object store."""
         return any(isinstance(t, ArrayFile) and not t.local for t, _ in self._shards)
 
     @property
@@ -104,7 +105,7 @@ class TokenStream:
         return self._tokens[shard][start:stop]
 
     def _index(self, shard: int) -> Int64[np.ndarray, "documents 2"]:
-        """Where a shard's documents end in it, increasing, and their bytes."""
+        """The index of a shard, int64 `[documents, 2]`: where each document ends in it, increasing, and its bytes."""
         with self._locks[shard]:
             if shard not in self._documents:
                 tokens, documents = self._shards[shard]
@@ -119,19 +120,19 @@ class TokenStream:
 
     @property
     def document_ends(self) -> Int64[np.ndarray, "documents"]:
-        """Position just after each document's end-of-text token, increasing."""
+        """The position just after each document's end-of-text token, int64, increasing."""
         parts = [self._index(shard)[:, 0] + self._starts[shard] for shard in range(len(self._shards))]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def document(self, number: int) -> tuple[int, int]:
-        """Where a document begins and ends, its end-of-text token included."""
+        """The positions at which a document begins and ends, including its end-of-text token."""
         shard = int(np.searchsorted(self._firsts, number, "right")) - 1
         ends, at = self._index(shard)[:, 0], number - int(self._firsts[shard])
         start = int(ends[at - 1]) if at else 0
         return start + int(self._starts[shard]), int(ends[at]) + int(self._starts[shard])
 
     def borders(self, start: int, stop: int) -> Int64[np.ndarray, "n"]:
-        """`start`, every end of a document between, and `stop`."""
+        """`start`, every end of a document between, and `stop`, int64."""
         found, shard = [np.array([start])], int(np.searchsorted(self._starts, start, "right")) - 1
         while shard < len(self._shards) and (begin := int(self._starts[shard])) < stop:
             ends = self._index(shard)[:, 0]
@@ -141,11 +142,12 @@ class TokenStream:
         return np.concatenate([*found, [stop]])
 
     def read(self, start: int, stop: int) -> Int32[np.ndarray, "n"]:
-        """Tokens `[start, stop)`, wherever the shards divide."""
+        """The tokens `[start, stop)`, int32, across shards."""
         return self.read_counted(start, stop)[0]
 
     def read_counted(self, start: int, stop: int) -> tuple[Int32[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """The tokens, and which of them count as targets: all, but for those that a signed type has below 0."""
+        """The tokens `[start, stop)`, int32, and which of them count as targets, bool. In shards of a signed dtype,
+        negative values do not count; in others all tokens do."""
         out, counted = np.empty(stop - start, np.int32), np.ones(stop - start, bool)
         shard = int(np.searchsorted(self._starts, start, "right")) - 1
         at = start
@@ -162,16 +164,16 @@ class TokenStream:
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._begin()  # what is mapped or open does not travel
+        self._begin()  # maps and open files cannot be pickled
 
 
 def _allow_maps(count: int) -> None:
-    """Raises this process's limit on open files by so many, as far as it may: a map keeps its file open."""
+    """Raises this process's limit on open files by `count`, as far as it may: every map keeps its file open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if count < FEW or soft == resource.RLIM_INFINITY:
         return
     wanted = soft + count if hard == resource.RLIM_INFINITY else min(soft + count, hard)
-    with contextlib.suppress(ValueError, OSError):  # a system's own limit, as on macOS
+    with contextlib.suppress(ValueError, OSError):  # the system has its own limit, as on macOS
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: raw bytes, or any `tokenizer.json`; each knows how many bytes of text its tokens stand for."""
+"""Tokenizers: raw bytes, or any `tokenizer.json`. Each knows how many bytes of text its tokens stand for."""
 
 import json
 import re
@@ -27,8 +27,8 @@ _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[
 
 
 class Templated(NamedTuple):
-    """A chat template's text: token ids, special ones where it spells them, the character where each begins, and the
-    one behind its last."""
+    """A chat template's text, tokenised: token ids, where the text of a special token becomes that token; and for each
+    token the index of its first character and the index after its last."""
 
     ids: Int32[np.ndarray, "n"]
     starts: Int32[np.ndarray, "n"]
@@ -37,10 +37,10 @@ class Templated(NamedTuple):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
-    `token_bytes[i]` is the number of UTF-8 bytes of text that token `i` stands for (special tokens: 0), such
-    that the sum over `encode(text)` is exactly the length of `text`; None where no such table exists.
+    `token_bytes[i]` is the number of UTF-8 bytes of text that token `i` stands for (special tokens: 0), such that the
+    sum over `encode(text)` is exactly the length of `text`; None if there is no such table.
     """
 
     name: str
@@ -58,8 +58,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The 256 byte values, and one token for the end of a document. It loses nothing of any text that is valid
-    Unicode."""
+    """The 256 byte values, and one token for the end of a document. Encodes any valid Unicode text without loss."""
 
     name = "bytes"
     vocab_size = 257
@@ -94,8 +93,8 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A `tokenizer.json` of the `tokenizers` library.
 
-    Adds no special tokens of its own, and reads a special token spelled out in the text as ordinary text,
-    so that a document can never end itself.
+    It adds no special tokens, and encodes a special token's text like any other text, so that a document can never end
+    itself.
     """
 
     def __init__(self, text: str, *, name: str):
@@ -111,7 +110,7 @@ class JsonTokenizer:
         if self.vocab_size > MOST_TOKENS:
             raise UserError("tokenizer", name, f"has the id {self.vocab_size - 1:,}: give one below {MOST_TOKENS:,}")
         special = [token for token in _KNOWN_ENDS if token in self._special_tokens]
-        ending = self.first_of([*special, *_KNOWN_ENDS])  # Gemma has </s> for texts in HTML
+        ending = self.first_of([*special, *_KNOWN_ENDS])  # last: Gemma has </s> for HTML
         if ending is None:
             raise UserError("tokenizer", name, f"needs an end-of-text token, one of {', '.join(_KNOWN_ENDS)}")
         self.end_of_text = ending
@@ -126,13 +125,13 @@ class JsonTokenizer:
 
     @property
     def text_vocab(self) -> int:
-        """A number above all ids that a text can become: special tokens that it spells are read as plain text."""
+        """One more than the largest id in a tokenised document, which has no special tokens except end-of-text."""
         ids = self._engine.get_vocab(with_added_tokens=True)
         special = self._special_tokens
         return max((i for token, i in ids.items() if token not in special or i == self.end_of_text), default=0) + 1
 
     def first_of(self, tokens: Sequence[str]) -> int | None:
-        """The id of the first of these tokens that the vocabulary has."""
+        """The id of the first of these tokens that is in the vocabulary; None if none is."""
         return next((i for token in tokens if (i := self._engine.token_to_id(token)) is not None), None)
 
     def special_ids(self, texts: Iterable[str]) -> list[int]:
@@ -145,7 +144,7 @@ class JsonTokenizer:
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Turns what the library raises into a UserError: plain Exceptions, and panics, which are no Exceptions."""
+        """Turns the library's errors into a UserError: plain Exceptions, and Rust panics, which are not Exceptions."""
         try:
             yield
         except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -174,7 +173,8 @@ class JsonTokenizer:
         return [Templated(np.array(one.ids, np.int32), *own) for one, own in zip(found, places, strict=True)]
 
     def encode_whole(self, text: str) -> Int32[np.ndarray, "n"]:
-        """With the tokens that this tokenizer.json puts around a text, and special ones where it spells them."""
+        """Encodes a text with the tokens that this tokenizer.json puts around it, and with special tokens where it
+        contains their text."""
         with self._told("cannot encode this text"):
             return np.array(self._templated.encode(text).ids, np.int32)
 
@@ -188,7 +188,7 @@ class JsonTokenizer:
         return self._engine.normalizer.normalize_str(text) if self._engine.normalizer else text
 
     def special_in(self, text: str) -> str | None:
-        """The first special token that the text spells, as it is or normalised."""
+        """The first special token whose text, as it is or normalised, is contained in `text`; None if there is none."""
         if self._special is None:
             return None
         with self._told("cannot normalise this text"):
@@ -200,12 +200,13 @@ class JsonTokenizer:
             return self._engine.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def name_of(self, i: int) -> str:
-        """The token as tokenizer.json spells it, also one without a text of its own; empty where there is none."""
+        """The token's text in tokenizer.json, even for tokens that decode to nothing; empty if there is no such
+        token."""
         return self._engine.id_to_token(int(i)) or ""
 
     @property
     def in_front(self) -> list[int]:
-        """The ids that this tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
+        """The ids that this tokenizer.json's post-processing puts in front of a text (for example Llama's <s>)."""
         with self._told("cannot encode a letter"):
             plain, whole = (self._engine.encode("a", add_special_tokens=special).ids for special in (False, True))
         ends = [i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain]
@@ -222,7 +223,8 @@ class JsonTokenizer:
 
 
 class NoTokenizer:
-    """Of an imported model that came without a tokenizer.json: it reads and writes token ids only."""
+    """The tokenizer of an imported model that came without a tokenizer.json; such a model reads and writes token ids
+    only."""
 
     name = "none"
     token_bytes = None
@@ -258,7 +260,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def _whole_texts(text: str) -> "tokenizers.Tokenizer":
-    """The library's tokenizer, which neither truncates nor pads."""
+    """The library's tokenizer for this JSON text, with truncation and padding turned off."""
     from tokenizers import Tokenizer as Engine
 
     engine = Engine.from_str(text)
@@ -268,7 +270,7 @@ def _whole_texts(text: str) -> "tokenizers.Tokenizer":
 
 
 def _with_special(spec: dict, word: str, number: int) -> dict:
-    """With a word of its vocabulary as a special token, which it is not in the file."""
+    """The specification with a word of its vocabulary made a special token."""
     others = [token for token in spec.get("added_tokens") or [] if token["content"] != word]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     own = {"id": number, "content": word, **plain, "special": True}
@@ -276,14 +278,15 @@ def _with_special(spec: dict, word: str, number: int) -> dict:
 
 
 def _untrimmed(processor: dict) -> dict:
-    """A post-processor that does not move the places of a token past its spaces."""
+    """The post-processor, changed so that a token's start and stop include its spaces."""
     if processor["type"] == "Sequence":
         return processor | {"processors": [_untrimmed(each) for each in processor["processors"]]}
     return processor | ({"trim_offsets": False} if "trim_offsets" in processor else {})
 
 
 def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: int) -> Int32[np.ndarray, "V"] | None:
-    """Bytes per token of a byte-level BPE, whose every symbol is one byte; None when the text is altered."""
+    """Bytes per token, int32, of a byte-level BPE, whose every symbol is one byte; None if the tokenizer alters the
+    text."""
     from tokenizers import pre_tokenizers
 
     model, alphabet = spec["model"], set(pre_tokenizers.ByteLevel.alphabet())
@@ -297,7 +300,7 @@ def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: i
     if altered or not alphabet <= vocabulary.keys():
         return None
     lengths = np.zeros(vocab_size, np.int32)
-    added = engine.get_added_tokens_decoder()  # the library renumbers some, so the file's ids will not do
+    added = engine.get_added_tokens_decoder()  # the library renumbers some tokens, so the file's ids cannot be used
     for token, i in vocabulary.items():
         if i not in added:
             if not alphabet.issuperset(token):
@@ -324,15 +327,16 @@ def _keeps_every_byte(pre_tokenizer: dict | None) -> bool:
 
 
 def beginning_of(tokenizer: Tokenizer) -> list[int]:
-    """Token ids that a tokenizer.json puts before every text; other tokenizers none."""
+    """The token ids that a tokenizer.json puts before every text; empty for other tokenizers."""
     return tokenizer.in_front if isinstance(tokenizer, JsonTokenizer) else []
 
 
 def opening_of(tokenizer: Tokenizer) -> int:
-    """The token that rows have in front of a document: what the tokenizer puts before a text, else its end-of-text."""
+    """The token that rows have in front of a document: the one that the tokenizer puts before a text, else
+    end-of-text."""
     return [tokenizer.end_of_text, *beginning_of(tokenizer)][-1]
 
 
 def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
-    """Of those texts that are special tokens of a tokenizer.json."""
+    """The ids of those `texts` that are special tokens of a tokenizer.json."""
     return tokenizer.special_ids(texts) if isinstance(tokenizer, JsonTokenizer) else []

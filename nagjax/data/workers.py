@@ -1,4 +1,4 @@
-"""What the processes that make batches do first: they end with their trainer, and with nothing else."""
+"""The start of the processes that make batches: they leave signals to their trainer, and end when it ends."""
 
 import multiprocessing
 import os
@@ -7,10 +7,11 @@ import threading
 
 
 def begin(index: int, count: int) -> None:
-    """Called by grain in each of them.
+    """Called by grain in each worker process.
 
-    A signal to the whole group (Ctrl-C, a scheduler, a terminal that closes) is the trainer's to answer, who needs
-    batches until the step is done. If the trainer is killed this process ends, too, instead of waiting for a reader.
+    A signal to the whole group (Ctrl-C, a scheduler, a terminal that closes) is left to the trainer, which needs
+    batches until its step is done. If the trainer is killed, this process ends, too, instead of waiting for a reader
+    forever.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,5 @@
-"""Rows of different lengths in one batch: which windows of text are read, who is done, who leaves."""
+"""Generates for texts of different lengths in one batch: which window of each text the model reads, which rows are
+done, and when done rows leave the batch."""
 
 import dataclasses
 import itertools
@@ -17,8 +18,8 @@ from nagjax.generate.decode import Pass, Rows, draw, empty, keep, place, read, w
 from nagjax.train.distributed.mesh import batch_parts
 from nagjax.train.score import STEP, padded
 
-ROUND = 64  # tokens between two looks at who is done
-OFTEN = 16  # and where somebody has to be asked
+ROUND = 64  # tokens between two checks for rows that are done
+OFTEN = 16  # the same, if the caller has to be asked
 NOTHING_ENDS = np.array([-1], np.int32)  # no token has this id
 
 Finished = Callable[[int, list[int]], bool]
@@ -26,7 +27,8 @@ Finished = Callable[[int, list[int]], bool]
 
 @dataclasses.dataclass
 class Row:
-    """A text: the ids of its prompt and of what has been written, and from which one on the model sees it."""
+    """A text: the ids of its prompt and of what was generated, how many of them are the prompt, and the index of the
+    first id that the model sees."""
 
     index: int
     ids: list[int]
@@ -44,23 +46,24 @@ class Row:
 
 
 def window_start(tokens: int, context: int) -> int:
-    """The first of `tokens` ids that the model sees: 0 while all fit into the context, then the fewest whole halves of
-    a context that have to go. So it sees from half a context to a whole one, and what it sees follows from the number
-    of tokens alone, not from how many of them were a prompt."""
+    """The index of the first of `tokens` ids that the model sees: 0 while all fit into the context, then the smallest
+    multiple of half a context that leaves at most a context. So the model sees between half a context and a whole one,
+    and what it sees depends only on the number of tokens, not on how many of them were the prompt."""
     half = max(context // 2, 1)
     return half * max(math.ceil((tokens - context) / half), 0)
 
 
 def slots_of(longest: int, tokens: int, context: int) -> int:
-    """Tokens that a batch's cache has room for: its longest window has `longest`, and so many `tokens` are written."""
+    """The number of slots, in tokens, of a batch's cache, if its longest window has `longest` tokens and `tokens` new
+    ones follow."""
     return min(-(-(padded(longest, context) + tokens) // STEP) * STEP, context)
 
 
 class Writer:
-    """Texts of a model's that are written on together. Compiled once per number of rows and padded length that are
-    read, and per number of rows that are written, which is halved when enough of them are done.
+    """Generates for the rows of a batch together. It compiles once per number of rows and padded length that are read,
+    and once per number of rows that are generated for; the latter is halved when enough rows are done.
 
-    With `fixed`, every row keeps its place from the first pass to the last: what a random router draws depends on it.
+    With `fixed`, every row keeps its place in the batch throughout, because the draws of a random router depend on it.
     """
 
     def __init__(
@@ -79,8 +82,8 @@ class Writer:
         ends: Int32[np.ndarray, " E"],
         finished: Finished | None,
     ) -> None:
-        """Adds up to `tokens` ids to every row, less what one of `ends` ends or `finished`, asked every few tokens with
-        a row's index and its new ids, calls complete."""
+        """Appends up to `tokens` ids to every row. A row ends early at an id in `ends`, which is not appended, or when
+        `finished` returns true; `finished` is called every few tokens with the row's index and its new ids."""
         slots = slots_of(max(len(row.window) for row in rows), tokens, self.context)
         keys = np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(rows)))))
         batch = list(rows) if self.fixed else sorted(rows, key=lambda row: len(row.window))
@@ -90,8 +93,8 @@ class Writer:
             live = [row for row in rows if not row.done]
             done = np.array([row.done for row in batch])
             own = keys[[row.index for row in batch]]
-            # Nothing follows the last token: it is drawn, and not read. That of a full window is drawn and read where
-            # there is no slot: then the window is read anew.
+            # The last token is drawn but not read, because nothing follows it. So is a token behind a full window: the
+            # cache has no slot for it, and the window is read anew afterwards.
             limit = min(tokens - 1 - drawn, OFTEN if finished else ROUND)
             limit = min(limit, *(self.context + 1 - len(row.window) for row in live))
             if limit == 0:
@@ -131,7 +134,7 @@ class Writer:
                 row.done = len(kept) < len(new) or (finished is not None and finished(row.index, row.new))
 
     def _compact(self, state: Rows, batch: list[Row]) -> tuple[Rows, list[Row]]:
-        """Half of the rows, as long as all that are not done find room among them."""
+        """Halves the batch as often as the rows that are not done still fit into it."""
         live, size = [i for i, row in enumerate(batch) if not row.done], len(batch)
         while not self.fixed and size % (2 * self.parts) == 0 and len(live) <= size // 2:
             size //= 2
@@ -142,7 +145,7 @@ class Writer:
         return keep(state, np.array(kept)), [batch[i] for i in kept]
 
     def _read(self, state: Rows | None, batch: list[Row], which: Iterable[int], slots: int) -> Rows:
-        """With these rows' windows read anew, those of like lengths together."""
+        """The state after the windows of these rows were read anew; windows of similar lengths are read together."""
         groups: dict[int, list[int]] = defaultdict(list)
         for i in which if not self.fixed else ():
             groups[padded(len(batch[i].window), self.context)].append(i)

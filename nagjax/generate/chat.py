@@ -1,4 +1,4 @@
-"""Answers in a conversation, shown to the model by its chat template."""
+"""Answers in a conversation, which the model reads through its chat template."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from nagjax.generate.sample import check_options, cut, facts_of, generate, room_
 from nagjax.generate.text import encodable
 from nagjax.runs.opening import OpenRun, check_opened
 
-MOST_TOKENS = 256  # of an answer, where nobody says how many
+MOST_TOKENS = 256  # default for the length of an answer
 
 
 def answer(
@@ -21,21 +21,22 @@ def answer(
     tokens: int | None = None,
     **options,
 ) -> list[str]:
-    """What the model answers to each conversation, a list of {"role": ..., "content": ...} that ends with what it is to
-    answer; all of them in one batch.
+    """The model's answer to each conversation, a list of {"role": ..., "content": ...} that ends with the message to
+    answer; all conversations are answered in one batch.
 
-    template: a file with a Jinja template; None: the one in the run's folder, which training on conversations and
-    imports leave there.
+    template: a file with a Jinja template; None: the template in the run's folder, which training on conversations and
+    imports put there.
 
-    tokens: of an answer, at most; None: as many as fit the context behind the longest conversation, at most 256.
+    tokens: the most tokens of an answer; None: as many as fit the context behind the longest conversation, at most 256.
 
-    A run that was trained here sees the token that opened each conversation in training; an imported one only what the
-    template writes. An answer ends where the template ends its turn, with the document, or at what an imported model
-    names as its `eos_token_id`. `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide. What is not
-    UTF-8 in a message is replaced. Defaults are those of `generate`; the command's are temperature 0.8 and top_p 0.95.
+    A run that was trained here also sees the token that opened each conversation in training; an imported run sees only
+    what the template writes. An answer ends where the template ends its turn, at the end of the document, or at an
+    imported model's `eos_token_id`. `options` are those of `generate`: temperature, top_k, top_p, min_p, seed, slide.
+    Their defaults are those of `generate`; the command's defaults are temperature 0.8 and top_p 0.95. Text in a message
+    that cannot be encoded as UTF-8 is replaced.
 
-    Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
-    what `generate` raises.
+    Raises UserError if there is no template, if the template refuses a conversation, if a message contains the text of
+    a special token, and for whatever `generate` raises.
     """
     check_opened(run)
     check_options(options)
@@ -66,7 +67,7 @@ def answer(
 
 
 def find_form(run: OpenRun, template: str | None) -> ChatTemplate:
-    """The chat template in a file, or the one in the run's folder. Raises UserError where there is none."""
+    """The chat template in the file `template`, or the one in the run's folder. Raises UserError if there is none."""
     form = template_in(run.folder, template)
     if form is None:
         fix = "has no chat template: give one with --template, or train on conversations (nagjax data chat)"
@@ -82,8 +83,9 @@ def _read(messages: list[Message]) -> list[Message]:
 
 
 def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[int]:
-    """As the run was trained on it: behind the token that opens a document (see `nagjax.data.rows.Rows`). An imported
-    model that was not trained here is shown what its template writes, and nothing else, as in transformers."""
+    """The ids of the conversation as in training: behind the token that opens a document (see
+    `nagjax.data.rows.Rows`). For an imported model that was not trained here, the ids are those of the template's
+    text alone, as in transformers."""
     refuse_special(messages, run.tokenizer)
     ids = run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()
     if run.step == 0:

@@ -8,9 +8,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 
 class Sampling(NamedTuple):
-    """What is drawn from, in this order: `logits / temperature`; of these the `top_k` likeliest tokens (0: all); of
-    these, renormalised, the smallest set that holds `top_p`; of these the ones at least `min_p` times as likely as the
-    likeliest."""
+    """The distribution that a token is drawn from. The filters apply in this order: `logits / temperature`; the `top_k`
+    likeliest tokens (0: all); of these, renormalised, the smallest set whose probability reaches `top_p`; of these, the
+    tokens at least `min_p` times as likely as the likeliest."""
 
     temperature: Float[Array, ""] | float = 1.0
     top_k: Int[Array, ""] | int = 0
@@ -21,25 +21,27 @@ class Sampling(NamedTuple):
 def nucleus(
     logits: Float[Array, "B V"], top_p: Float[Array, ""], top_k: Int[Array, ""] | int = 0
 ) -> tuple[Int[Array, "B V"], Bool[Array, "B V"]]:
-    """Token ids from the likeliest to the unlikeliest, and which of them are in: of the `top_k` likeliest (0: of all)
-    the smallest set whose probabilities sum to at least `top_p`, above 0 and up to 1.
+    """Token ids in descending order of probability, int32, and which of them are in the nucleus: of the `top_k`
+    likeliest (0: of all), the smallest set whose probabilities sum to at least `top_p` (above 0, at most 1).
 
-    The token that crosses `top_p` is in the set, so the likeliest always is; of equally likely tokens the
-    lower id comes first. Holtzman et al. 2020, arXiv:1904.09751, Eq. 2; Fan et al. 2018, arXiv:1805.04833. Float32.
+    The token that crosses `top_p` is in the set, so the likeliest token always is; of equally likely tokens the one
+    with the lower id comes first. Holtzman et al. 2020, arXiv:1904.09751, Eq. 2; Fan et al. 2018, arXiv:1805.04833.
+    Computed in float32.
     """
     order = jnp.argsort(-logits, axis=-1, stable=True)
     ranked = jnp.take_along_axis(logits, order, axis=-1).astype(jnp.float32)
     first = jnp.arange(logits.shape[-1]) < jnp.where(top_k > 0, top_k, logits.shape[-1])
     likely = jax.nn.softmax(jnp.where(first, ranked, -jnp.inf), axis=-1)
     ahead = jnp.pad(jnp.cumsum(likely[:, :-1], axis=-1), ((0, 0), (1, 0)))
-    return order, first & ((ahead < top_p) | (top_p >= 1.0))  # a rounded sum may reach 1 early
+    return order, first & ((ahead < top_p) | (top_p >= 1.0))  # by rounding, a sum may reach 1 early
 
 
 def choose(logits: Float[Array, "B V"], keys: Key[Array, " B"], sampling: Sampling) -> Int[Array, " B"]:
-    """One token per row, int32: the likeliest at temperature 0, else drawn as `sampling` says, in float32.
+    """One token per row, int32: at temperature 0 the likeliest, else drawn from the distribution `sampling`, in
+    float32.
 
-    `keys` has one key per row, so that what a row draws does not depend on the rows beside it. `min_p`: Nguyen et al.
-    2024, arXiv:2407.01082.
+    `keys` has one key per row, so that a row's draw does not depend on the rows beside it. `min_p`: Nguyen et al. 2024,
+    arXiv:2407.01082.
     """
     draw = jax.vmap(jax.random.categorical)
     temperature, top_k, top_p, min_p = sampling
@@ -51,10 +53,11 @@ def choose(logits: Float[Array, "B V"], keys: Key[Array, " B"], sampling: Sampli
         return jnp.take_along_axis(order, place[:, None], axis=-1)[:, 0]
 
     def warm(logits):
-        # With the maximum at 0 a tiny temperature makes -inf of the others, which is right, and never nan.
+        # Because the maximum is 0, a tiny temperature turns the others into -inf, which is right, and never makes a
+        # NaN.
         scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
         sorts = (top_p < 1.0) | (top_k > 0)
-        # What min_p leaves out has no say in top_p: it is left out of the draw, after the nucleus is known.
+        # Tokens that min_p leaves out still count towards top_p: they are left out after the nucleus is known.
         likely = scaled >= jnp.log(min_p)
         return jax.lax.cond(sorts, lambda: from_sorted(scaled, likely), lambda: draw(keys, _only(scaled, likely)))
 

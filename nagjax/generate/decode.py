@@ -1,4 +1,5 @@
-"""The programs of generation: reading windows of text into a cache, writing new tokens behind them, drawing a token."""
+"""The compiled programs of generation: reading windows of text into a cache, generating tokens behind them, drawing a
+token."""
 
 import functools
 from typing import NamedTuple
@@ -18,21 +19,23 @@ from pallas_kernels.placement import shard_rows
 
 
 class Pass(NamedTuple):
-    """What a forward pass is given besides tokens: share of the training done, cuts of Mixture-of-Depths."""
+    """What a forward pass needs besides tokens: the share of the training done, and the cuts of Mixture-of-Depths."""
 
     progress: Float[Array, ""]
     cuts: Float[Array, " S"] | None
 
 
 class Rows(NamedTuple):
-    """Texts on the device: what follows each of them, and its keys and values (leaves [repeats, B, ...])."""
+    """Texts on the device: the logits of each text's next token, and the cache of keys and values (leaves [repeats, B,
+    ...])."""
 
     logits: Float[Array, "B V"]
     cache: tuple
 
 
 def _forward(model: Transformer, table, tokens, where: Where, cache: tuple | int, last, given: Pass, mesh: Mesh | None):
-    """Logits [B, V] at the index `last` of each row, and the cache. Mixture-of-Depths runs by its causal decider."""
+    """The logits [B, V] at the position `last` of each row, and the cache. Mixture-of-Depths uses its causal
+    decider."""
     options = {"progress": given.progress, "cuts": given.cuts, "causal": True}
     output = model(tokens, where, cache=cache, **options | ({"pin": pin_rows(mesh)} if mesh else {}))
     at = (jnp.arange(tokens.shape[0]), last)
@@ -50,10 +53,10 @@ def _read(
     slots: int,
     mesh: Mesh | None,
 ) -> Rows:
-    """Right-padded texts, read at positions from 0 into caches of `slots` tokens.
+    """Reads right-padded texts at positions from 0 into caches of `slots` tokens.
 
-    The cache's slot is the token's position. A text's padding fills the slots that its row's new tokens will take;
-    each of them is written again before the first query that may see it: padding is never read.
+    A token's slot in the cache is its position. A text's padding fills slots that its row's new tokens will take. Each
+    of these is overwritten before the first query that may see it, so padding is never attended to.
     """
     model = nnx.merge(graph, params)
     batch, padded = texts.shape
@@ -78,11 +81,11 @@ def _write(
     room: int,
     mesh: Mesh | None,
 ) -> tuple[Int[Array, "B room"], Rows]:
-    """Up to `limit` of at most `room` new tokens, the `first`-th and following of each row, from position `at` on; each
-    is read, too.
+    """Draws up to `limit` new tokens per row, at most `room`, and reads each of them. They are the row's new tokens
+    number `first` and following, at positions from `at` on. Returns their ids [B, room] and the rows after them.
 
-    A row that is done, or has drawn one of `ends`, is filled up with the first of them. It ends early where all rows
-    are done.
+    A row that is done, or has drawn one of `ends`, is filled up with the first of `ends`. The loop ends early once all
+    rows are done.
     """
     model = nnx.merge(graph, params)
     table, batch = model.head_rows(), at.shape[0]
@@ -111,19 +114,19 @@ def _draw(
     sampling: Sampling,
     ends: Int[Array, " E"],
 ) -> Int[Array, " B"]:
-    """The `index`-th new token of each row, the first of `ends` of one that is done."""
+    """New token number `index` of each row; for rows that are done, the first of `ends`."""
     own = jax.vmap(jax.random.fold_in, (0, None))(jax.random.wrap_key_data(keys), index)
     return jnp.where(done, ends[0], choose(logits, own, sampling))
 
 
 def _place(old: Rows, new: Rows, at: Int[Array, " n"]) -> Rows:
-    """`old` with `new` in these rows."""
+    """`old` with the rows `at` replaced by `new`."""
     cache = jax.tree.map(lambda own, other: own.at[:, at].set(other), old.cache, new.cache)
     return Rows(old.logits.at[at].set(new.logits), cache)
 
 
 def _keep(rows: Rows, at: Int[Array, " n"]) -> Rows:
-    """These rows only."""
+    """The rows `at` alone."""
     return Rows(rows.logits[at], jax.tree.map(lambda own: own[:, at], rows.cache))
 
 

@@ -1,4 +1,4 @@
-"""Validation of a trained run: on its own corpus or on another one with the same tokenizer."""
+"""Validation of a trained run, on its own corpus or on another corpus with the same tokenizer."""
 
 from pathlib import Path
 
@@ -18,23 +18,26 @@ from nagjax.train.evaluator import Evaluator, with_causal
 def evaluate(
     run: str | Path | OpenRun, *, data: str | None = None, batches: int | None = None, weights: Weights = "full"
 ) -> dict:
-    """What a model makes of validation text: an open one, or the newest checkpoint of a run's folder.
+    """Scores a model on validation text: an open run, or the newest checkpoint in a run's folder.
 
-    data: `"stdlib"` or a prepared folder, the run's own corpus unless given. batches: the first so many
-    batches of the run's batch size, all unless given. weights: "int8" rounds matrices to 8 bits first
+    data: `"stdlib"` or a prepared folder; None: the run's own corpus. batches: the number of batches, of the run's
+    batch size, from the beginning; None: all. weights: "int8" rounds matrices to 8 bits first
     (`nagjax.generate.weights`).
 
-    Returns step, loss (nats per token), perplexity (its exponential), bits_per_byte (None where the targets
-    stand for no bytes), accuracy (share of targets that were the likeliest), tokens (counted targets), and
-    depth: telemetry by name, averaged over the batches, one value per sublayer (log_norm: and one before).
+    Returns a dict of step, loss (nats per token), perplexity (its exponential), bits_per_byte (None where the targets
+    stand for no bytes), accuracy (share of targets that were the likeliest), tokens (counted targets), for a mixture
+    loss/NAME of each corpus, and depth: telemetry by name, mean over all tokens that are not padding, one value per
+    sublayer (log_norm has one more, in front of the first).
 
-    With Mixture-of-Depths all this is under top-k, with mod_rate in all, of attention and of MLP (share of the
-    (token, sublayer) pairs skipped), and agreement of the causal decider with top-k, over the routed sublayers; and
-    what the causal decider makes of the same text stands beside it: causal_loss, causal_bits_per_byte,
-    causal_accuracy, causal_mod_rate in the same three parts, and depth's causal_executed by sublayer. A run without
-    capacities of its own, at a calibrated rate, has the causal rule alone.
+    With Mixture-of-Depths these are the scores under top-k. There are also mod_rate, mod_rate_attention and
+    mod_rate_mlp (share of the (token, sublayer) pairs skipped), and agreement of the causal decider with top-k over the
+    routed sublayers. The scores under the causal decider on the same text are added with the prefix causal_:
+    causal_loss, causal_bits_per_byte, causal_accuracy, causal_mod_rate (also of attention and of MLP), and in depth
+    causal_executed by sublayer. A run at a calibrated rate has no capacities, so all its scores are under the causal
+    decider.
 
-    Raises UserError: all that `open_run` raises, `batches` below 1, no such corpus, one of another tokenizer.
+    Raises UserError for all that `open_run` raises, a model that is not causal, `batches` below 1, a missing corpus, a
+    corpus with another tokenizer, and batches in which no target counts.
     """
     check_value("batches", batches, Count | None)
     run = run if isinstance(run, OpenRun) else open_run(run)
@@ -50,21 +53,22 @@ def evaluate(
 
 
 def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) -> tuple[dict, dict]:
-    """Scores and telemetry of an open run on the first batches of a text, by top-k or by its causal decider."""
+    """Scores and telemetry of an open run on the first `batches` (None: all) of a text, by top-k or by its causal
+    decider."""
     evaluator = Evaluator(run.blueprint, dataset, causal=causal)
     return evaluator(run.params, run.mod, run.step, evaluator.batches(batches))
 
 
 def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -> Dataset:
-    """A split of `"stdlib"` or of a prepared folder, of the run's own corpus unless given.
+    """A split of `"stdlib"` or of a prepared folder; with `data` None, of the run's own corpus.
 
-    Raises UserError: no such corpus, one of another tokenizer, a corpus of the run that has changed since, or a model
-    that came without a tokenizer.
+    Raises UserError for a missing corpus, a corpus with another tokenizer, a corpus of the run that has changed since,
+    and a model that was imported without a tokenizer.
     """
     if isinstance(run.tokenizer, NoTokenizer):
         raise UserError("tokenizer", None, NO_TOKENIZER)
     if data is None:
-        given = run.tokenizer if run.config.data.path == STDLIB else None  # of a mixture path is that, too
+        given = run.tokenizer if run.config.data.path == STDLIB else None  # a mixture has this path, too
         try:
             dataset = open_dataset(run.config.data, split=split, tokenizer=given)
         except UserError as error:

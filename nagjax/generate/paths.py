@@ -1,4 +1,4 @@
-"""Which sublayers each token of a text goes through, and how far each of them turns it."""
+"""Which sublayers each token of a text runs, and by what angle each of them turns it."""
 
 import functools
 from pathlib import Path
@@ -15,19 +15,19 @@ from nagjax.generate.text import encodable
 from nagjax.layers.where import Where
 from nagjax.runs.opening import OpenRun, check_opened
 
-MOST_CHARACTERS = 100_000  # of a file
+MOST_CHARACTERS = 100_000  # read from a file
 
 
 def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
-    """One pass over the beginning of `text`, as `run.encode` has it: as much as the context holds.
+    """Runs the model once over the beginning of `text`, tokenized by `run.encode`, as much as fits into the context.
 
-    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns `tokens`:
-    the text piece by piece, with names for special tokens and parts of characters; `given`: how many tokens the whole
-    text has; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the angle by which it turned the
-    token's residual (0 where it was skipped).
+    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns a dict:
+    `tokens`, the text token by token, with names for special tokens and parts of characters; `given`, the number of
+    tokens of the whole text; `ran` (bool) and `degrees` [S, T], whether the sublayer ran for the token, and the angle
+    in degrees by which it turned the token's residual (0 where the token skipped it).
 
-    What is not UTF-8 in the text is replaced. Raises UserError for a run that is not opened, for an empty text, and for
-    `top_k` without capacities: at a calibrated point, and of a run without Mixture-of-Depths.
+    Text that cannot be encoded as UTF-8 is replaced. Raises UserError for a run that is not opened, for an empty text,
+    and for `top_k` without capacities, that is at a calibrated rate or in a run without Mixture-of-Depths.
     """
     check_opened(run)
     if not text:
@@ -47,15 +47,15 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
 
 
 def _piece(tokenizer: Tokenizer, i: int) -> str:
-    """A token's text, or its name where it has none, as a special token, or only some of a character's bytes."""
+    """A token's text, or its name if it has no text of its own: a special token, or a part of a character's bytes."""
     text = tokenizer.decode([i])
     return text if text and "\ufffd" not in text else tokenizer.name_of(i) or text
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "causal"))
 def paths(params, tokens, cuts, progress, *, graph, causal):
-    """Of one pass over whole rows of tokens [B, T]: which sublayers each token ran, and by how much each turned it,
-    [S, B, T]."""
+    """One pass over whole rows of tokens [B, T]: which sublayers each token ran, and the angle in radians by which each
+    turned it; both [S, B, T]."""
     model = nnx.merge(graph, params)
     options = {"cuts": cuts, "causal": causal, "progress": progress, "mapped": True}
     found = model(tokens, Where.whole(*tokens.shape), **options).paths
@@ -63,8 +63,8 @@ def paths(params, tokens, cuts, progress, *, graph, causal):
 
 
 def read_text(text: str | None, file: Path | None) -> str:
-    """The text given, or the beginning of a file, which is told. Raises UserError unless exactly one is given and
-    readable."""
+    """The text given, or the beginning of a file; if a file is cut, a note says so. Raises UserError unless exactly one
+    of the two is given and can be read."""
     if (text is None) == (file is None):
         raise UserError("text", text, "give either --text or --file")
     if text is not None:

@@ -24,7 +24,7 @@ from nagjax.model.transformer import Transformer
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check_value
 from nagjax.runs.opening import OpenRun, check_opened
 
-MOST_TOKENS = 64  # new ones, where nobody says how many
+MOST_TOKENS = 64  # default for the number of new tokens
 OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "slide")  # of `complete`
 LISTS = "give a list of token ids for each prompt"
 
@@ -48,30 +48,31 @@ def generate(
     progress: float = 1.0,
     cuts: Float[Array, " S"] | None = None,
 ) -> list[list[int]]:
-    """Continues every prompt by up to `tokens` token ids; prompts of any lengths go in one batch.
+    """Continues every prompt by up to `tokens` token ids; prompts of any lengths share one batch.
 
-    temperature: 0 takes the likeliest token, deterministically. top_k: draws from so many likeliest tokens, 0 from all.
-    top_p: of these, from the smallest set that holds this probability. min_p: of these, from the ones at least so many
-    times as likely as the likeliest. seed: what row i draws does not depend on other rows. end_of_text: ends a row and
-    is not returned; and an empty prompt begins with it, as a document does in training. ends: further token ids that
-    end a row and are not returned, such as the end of a turn. With neither, no row ends early.
-    finished: asked every 16 tokens with a row's number and its new ids so far; a true answer ends the row. progress:
-    the share of its training the model has behind it. cuts: with Mixture-of-Depths, the average top-k cuts the
-    threshold decider compares with.
+    temperature: 0 takes the likeliest token, deterministically. top_k: draws from this many likeliest tokens, 0 from
+    all. top_p: of these, from the smallest set that holds this probability. min_p: of these, from the tokens at least
+    this many times as likely as the likeliest. seed: row i draws the same tokens whatever the other rows are.
+    end_of_text: ends a row and is not returned; an empty prompt begins with it, as a document does in training. ends:
+    further token ids that end a row and are not returned, such as the end of a turn. With neither, no row ends early.
+    finished: called every 16 tokens with a row's number and its new ids so far; a true result ends the row. progress:
+    the share of the training that the model has completed. cuts: with Mixture-of-Depths, the average top-k cuts [S],
+    with which the threshold decider compares.
 
-    slide: prompts and texts may be longer than the context C. The model then sees a window of the text: when it is
-    full the oldest C/2 tokens are left out and the rest is read anew, at positions from 0 (not shifted in the cache,
-    where keys and values still know of what has left). So of n tokens it sees all up to n = C, and beyond that the last
-    C/2 + 1 to C, as many as follow from n alone.
+    slide: prompts and texts may be longer than the context C. The model then sees a window of the text: whenever it is
+    full, the oldest C/2 tokens are dropped and the rest is read anew at positions from 0. (The cache is not shifted,
+    because its keys and values depend on the tokens that were dropped.) So of n tokens the model sees all if n <= C,
+    and else the last C/2 + 1 to C, how many depending only on n.
 
-    A prompt is taken as it is: the model reads it as a piece from within a document, unless it begins with
-    `end_of_text`. Prompts of like lengths (32, 64, 128, ... tokens) are read together, all are written on together, and
-    every 64 tokens rows that are done leave the batch, when it can be halved.
+    A prompt is read as a piece from within a document, unless it begins with `end_of_text`. Prompts of similar lengths
+    (32, 64, 128, ... tokens) are read together, and all rows are generated together. Every 64 tokens, rows that are
+    done leave the batch if it can be halved.
 
-    Returns the new ids of each prompt alone, at most `tokens`, without what ended it.
+    Returns for each prompt its new ids alone, at most `tokens`, without the token that ended it.
 
-    Raises UserError: what is no Transformer; a prompt that does not fit the context together with `tokens` and may not
-    slide, has an id outside of the vocabulary, or is empty without `end_of_text`; another argument out of its range.
+    Raises UserError if `model` is not a Transformer; for a prompt that together with `tokens` exceeds the context
+    without `slide`, contains an id outside the vocabulary, or is empty without `end_of_text`; and for any other
+    argument out of its range.
     """
     if not isinstance(model, Transformer):
         raise UserError("model", type(model).__name__, "give a nagjax.Transformer, such as run.model")
@@ -114,21 +115,21 @@ def generate(
 def complete(
     run: OpenRun, prompts: str | Sequence[str], *, tokens: int | None = None, stop: str | Sequence[str] = (), **options
 ) -> list[str]:
-    """The new text behind each prompt; a text alone is one prompt. `options` are `generate`'s: temperature, top_k,
-    top_p, min_p, seed, slide.
+    """The new text behind each prompt; a single text is one prompt. `options` are those of `generate`: temperature,
+    top_k, top_p, min_p, seed, slide.
 
-    tokens: new ones of each row, at most; None: as many as fit the context behind the longest prompt, at most 64.
+    tokens: the most new tokens of each row; None: as many as fit the context behind the longest prompt, at most 64.
 
-    stop: a row ends at the first of these texts in what it has written, which is not returned. A text that is a special
-    token of the tokenizer stands for that token, too.
+    stop: a row ends at the first of these texts in its new text, which is not returned. If a text is a special token of
+    the tokenizer, the row also ends at that token.
 
-    An empty prompt begins a document; others are read as a piece from within one, behind what an imported model
-    expects before every text. A row ends with its document, and at what an imported model names as its `eos_token_id`.
-    What is not UTF-8, in a prompt or in what the model wrote, is replaced.
+    An empty prompt begins a document. Other prompts are read as a piece from within a document, behind the tokens that
+    an imported model expects before every text. A row ends with its document, and at an imported model's
+    `eos_token_id`. Text that cannot be encoded as UTF-8 is replaced, in prompts and in what the model generates.
 
-    Defaults are those of `generate` (temperature 1, top_p 1); the command's are 0.8 and 0.95. Returns a text for each
-    prompt. Raises UserError for what is no opened run, an unknown option, a prompt or `stop` that is no text, and all
-    that `generate` raises.
+    Defaults are those of `generate` (temperature 1, top_p 1); the command's are 0.8 and 0.95. Returns one text per
+    prompt. Raises UserError if `run` is not an opened run, for an unknown option, if a prompt or `stop` is not a text,
+    and for whatever `generate` raises.
     """
     check_opened(run)
     check_options(options)
@@ -149,29 +150,31 @@ def complete(
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises UserError for an option that texts are not written by."""
+    """Raises UserError for an option that `complete` does not have."""
     if unknown := sorted(options.keys() - {*OPTIONS}):
         fix = f"{nearest(unknown[0], ('tokens', *OPTIONS))}options: {', '.join(OPTIONS)}"
         raise UserError(unknown[0], options[unknown[0]], fix)
 
 
 def facts_of(run: OpenRun, ends: Iterable[int] = ()) -> dict[str, Any]:
-    """What `generate` is told of a run: where its texts end, at these `ends` too, how far it is trained, its cuts."""
+    """The arguments of `generate` that follow from a run: the ids that end its texts (with `ends` among them), the
+    share of its training done, and its cuts."""
     ending = {"end_of_text": run.tokenizer.end_of_text, "ends": (*run.eos, *ends)}
     return ending | {"progress": run.progress, "cuts": run.mod.get("cuts")}
 
 
 def fitting_tokens(run: OpenRun, prompts: str | Sequence[str], *, slide: bool = False) -> int:
-    """New tokens for which there is room behind the longest of the prompts, at least 1 and at most 64."""
+    """The number of new tokens that fit the context behind the longest prompt, at least 1 and at most 64; with `slide`
+    64."""
     if slide:
         return MOST_TOKENS
     read = run.tokenizer.encode_batch([encodable(prompt) for prompt in _texts(prompts)])
     longest = max((len(run.beginning) + len(ids) for ids in read), default=0)
-    return room_behind(run, max(longest, 1), MOST_TOKENS)  # an empty one has its document's mark
+    return room_behind(run, max(longest, 1), MOST_TOKENS)  # an empty prompt gets the token that begins a document
 
 
 def room_behind(run: OpenRun, length: int, most: int) -> int:
-    """New tokens for which there is room behind so many, at least 1 and at most `most`."""
+    """The number of new tokens that fit the context behind `length` tokens, at least 1 and at most `most`."""
     return min(most, max(run.config.model.context - length, 1))
 
 
@@ -182,13 +185,14 @@ def _texts(prompts: str | Sequence[str]) -> list[str]:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """Up to before the one of these texts that comes first."""
+    """The text up to the first occurrence of any of the `stop` texts."""
     found = (text.find(one) for one in stop)
     return text[: min((at for at in found if at >= 0), default=len(text))]
 
 
 def _new_text(tokenizer, before: list[int], after: list[int]) -> str:
-    """Decoded behind the prompt where possible: some tokenizers drop the space at the beginning of a text."""
+    """The text of the new tokens. If possible it is decoded behind the prompt, because some tokenizers drop a space at
+    the beginning of a text."""
     start, whole = tokenizer.decode(before), tokenizer.decode(before + after)
     return whole[len(start) :] if whole.startswith(start) else tokenizer.decode(after)
 
@@ -216,6 +220,6 @@ def _checked(
 
 
 def mesh_of(params: nnx.State) -> Mesh | None:
-    """The mesh the parameters are spread over, None on a single device."""
+    """The mesh that the parameters are spread over; None on a single device."""
     sharding = jax.tree.leaves(params)[0].sharding
     return sharding.mesh if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None

@@ -1,4 +1,4 @@
-"""Models with their matrices as sampling reads them: in the dtype of computation, or in 8 bits."""
+"""Models whose matrices are stored for inference: in the dtype of computation, or in 8 bits."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from nagjax.ranges import check_value
 from nagjax.runs.opening import OpenRun
 
 Weights = Literal["full", "int8"]
-MATRICES = {name for names in GROUPS.values() for name in names}  # those of plain matmuls: no router, no convolution
+MATRICES = {name for names in GROUPS.values() for name in names}  # of plain matmuls: no router, no convolution
 
 _matrix = jax.jit(quantized)
 _table = jax.jit(lambda scheme, table: quantized(scheme.head_rows(table), over=-1), static_argnums=0)
 
 
 def _is_matrix(path: tuple) -> bool:
-    """Of attention, MLP or experts."""
+    """Whether the path is that of a matrix of attention, MLP or experts."""
     names = _names(path)
     return names[-2:-1] == ["branch"] and names[-1] in MATRICES
 
@@ -32,16 +32,17 @@ def _names(path: tuple) -> list[str]:
 
 
 def _changed(model: Transformer, one: Callable[[tuple, nnx.Variable], nnx.Variable]) -> Transformer:
-    """The model with `one(path, variable)` of each parameter."""
+    """The model with every parameter replaced by `one(path, variable)`."""
     graph, params = nnx.split(model)
     is_leaf = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(one, params, is_leaf=is_leaf))
 
 
 def narrow_model(model: Transformer) -> Transformer:
-    """The model with the matrices of attention, MLP and experts, and a head's table that its scheme takes as it is, in
-    the dtype of computation: what every pass makes of them, made once. Logits stay the same, bit for bit. The model
-    itself where nothing changes, and one with adapters, which are added to a matrix before it is rounded."""
+    """The model with the matrices of attention, MLP and experts stored in the dtype of computation, and the head's
+    table too if its scheme uses it unchanged. Every pass would cast them; here that is done once, and the logits stay
+    the same, bit for bit. Returns the model itself if nothing changes, or if it has adapters, which are added to a
+    matrix before the cast."""
     if model.config.lora.rank:
         return model
     dtype, scheme = model.config.compute_dtype, model.scheme
@@ -61,13 +62,13 @@ def narrow_model(model: Transformer) -> Transformer:
 
 
 def int8_model(model: Transformer) -> Transformer:
-    """The model with the matrices of attention, MLP and experts, and the head's table, as 8-bit integers and a float32
-    scale per output channel (`nagjax.layers.int8`); for passes without gradients.
+    """The model with the matrices of attention, MLP and experts, and the head's table, stored as 8-bit integers with
+    one float32 scale per output channel (`nagjax.layers.int8`); for passes without gradients.
 
-    Routers, convolutions, gates, gains and biases stay as they are. So does the embedding, unless it is the head's
-    table too, and a tied table that the scheme's head normalises (NAG's).
+    Routers, convolutions, gates, gains and biases stay as they are. So does the embedding, unless it is also the head's
+    table; and so does a tied table that the scheme's head normalises (NAG's).
 
-    Raises UserError: adapters that are not merged, or parameters over several devices.
+    Raises UserError for adapters that are not merged, and for parameters spread over several devices.
     """
     if model.config.lora.rank:
         raise UserError("weights", "int8", "the model has adapters: merge them first, as opening its run does")
@@ -87,8 +88,8 @@ def int8_model(model: Transformer) -> Transformer:
 
 
 def with_weights(run: OpenRun, weights: Weights) -> OpenRun:
-    """The run with its weights as `narrow_model` ("full") or `int8_model` has them. Raises UserError for others, and
-    what those raise."""
+    """The run with its weights converted by `narrow_model` ("full") or `int8_model` ("int8"). Raises UserError for
+    other names, and whatever those functions raise."""
     check_value("weights", weights, Weights)
     model = int8_model(run.model) if weights == "int8" else narrow_model(run.model)
     return run if model is run.model else dataclasses.replace(run, params=nnx.to_pure_dict(nnx.state(model)))

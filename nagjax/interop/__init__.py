@@ -1,1 +1,1 @@
-"""Models made elsewhere, and nagjax's for elsewhere: safetensors folders in and out."""
+"""Imports models made elsewhere, and exports nagjax's models for other libraries, as folders of safetensors."""

@@ -1,4 +1,4 @@
-"""`nagjax export`: a run as a folder that others load: a transformers model, or nagjax's own bundle."""
+"""`nagjax export`: writes a run as a folder that other libraries load: a transformers model, or nagjax's own bundle."""
 
 import functools
 from collections.abc import Iterator
@@ -39,19 +39,21 @@ def export(
     dtype: Dtype = "float32",
     shard_bytes: int = 5 * 10**9,
 ) -> str:
-    """Writes the run to the new folder `out` in safetensors, with config.json and the tokenizer's files; returns the
-    model_type written.
+    """Writes the run to the new folder `out` in safetensors, with config.json and the tokenizer's files, and returns
+    the model_type written.
 
-    format: "plain" is the format of the family that has such a model; "bundle" holds any whose scheme the AutoModel
-    adapter in it has. dtype: of the file; what `kept_wide` names, and thresholds, are float32 in every bundle.
+    format: "plain" is the format of the model family in transformers that can express the model; "bundle" holds any
+    model whose scheme the AutoModel adapter, included in the bundle, supports. dtype: that of the tensors in the file;
+    in every bundle the parameters named by `kept_wide`, and thresholds, are float32. shard_bytes: the most bytes of a
+    file.
 
-    Raises UserError: what `open_run` raises, an `out` in use, and a setting that no family, or a scheme that not the
-    adapter, has. Nothing is written then.
+    Raises UserError for whatever `open_run` does, for an `out` in use, for a setting that no family can express, and
+    for a scheme that the adapter does not support. In these cases nothing is written.
     """
     check_value("format", format, Format)
     check_value("dtype", dtype, Dtype)
     run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
-    run = run.routed(ModConfig()) if run.calibrated else run  # the dense model that it is; its point travels as a file
+    run = run.routed(ModConfig()) if run.calibrated else run  # dense; the calibration is a file
     check_free(out)
     scheme, adapted = run.config.scheme.name, adapted_schemes()
     if format == "bundle" and scheme not in adapted:
@@ -75,7 +77,7 @@ def export(
 
 
 def special_ids(run: OpenRun) -> dict:
-    """Ids of the tokens that begin, end and pad a text: as an imported model's config had them, or of the tokenizer."""
+    """Ids of the tokens that begin, end and pad a text: those in an imported model's config, else the tokenizer's."""
     origin = read_origin(run.folder)
     given = origin.config if origin else {}
     ending = None if isinstance(run.tokenizer, NoTokenizer) else run.tokenizer.end_of_text
@@ -84,7 +86,7 @@ def special_ids(run: OpenRun) -> dict:
 
 
 def plain_tensors(plain: Expressed, dtype: np.dtype) -> Iterator[Lazy]:
-    """Under the family's names, block after block."""
+    """The tensors under the family's names, block after block."""
 
     def lazy(tensor: Tensor, name: str, at: tuple[int, ...]) -> Lazy:
         parts = [plain.params[part] for part in tensor.parts]
@@ -109,7 +111,7 @@ def plain_tensors(plain: Expressed, dtype: np.dtype) -> Iterator[Lazy]:
 
 
 def bundle_config(run: OpenRun) -> dict:
-    """nagjax's own settings under one name, and beside them what other programs ask a config.json."""
+    """nagjax's own settings under one key, and beside it the fields of a config.json that other programs read."""
     model = run.config.model
     own = {
         "config": to_dict(run.config),
@@ -117,7 +119,7 @@ def bundle_config(run: OpenRun) -> dict:
         "progress": run.progress,
         "tokenizer": run.tokenizer.name,
         "parameters": {path: list(value.shape) for path, value in flat(run.params).items()},
-        "indices": model.indices,  # of the sublayers, from 1
+        "indices": model.indices,  # of the sublayers, counted from 1
         "float32": kept_wide(run),
     }
     return {
@@ -133,16 +135,16 @@ def bundle_config(run: OpenRun) -> dict:
 
 
 def kept_wide(run: OpenRun) -> list[str]:
-    """Paths of the gates' numbers and vectors (NAG's log gains, alpha, beta; biases), float32 in a file of any dtype:
-    they are few, and an error in a logarithm or an exponent is one of all logits. Gates' matrices are not among them.
-    """
+    """Paths of the gates' scalars and vectors (NAG's log gains, alpha, beta; biases), which stay float32 in a file of
+    any dtype: they are few, and an error in a logarithm or an exponent affects all logits. Matrices of gates are not
+    included."""
     parameters = flat(run.blueprint.parameters)
     return [path for path, parameter in parameters.items() if parameter.role == "gate" and len(parameter.axes) < 2]
 
 
 def bundle_tensors(run: OpenRun, dtype: np.dtype) -> Iterator[Lazy]:
-    """Parameters under their own dotted paths, stacked as they are, in `dtype`; in float32 those of `kept_wide`, and
-    thresholds of Mixture-of-Depths."""
+    """The parameters by their own dotted paths, stacked over blocks, in `dtype`; those of `kept_wide`, and the
+    thresholds of Mixture-of-Depths, in float32."""
     wide = kept_wide(run)
     for path, value in flat(run.params).items():
         own = DTYPES["float32"] if path in wide else dtype

@@ -1,4 +1,4 @@
-"""Whether a run's model is one that a family of transformers can express, and as which parameters."""
+"""Decides whether a model family of transformers can express a run's model, and with which parameters."""
 
 import dataclasses
 
@@ -17,14 +17,14 @@ from nagjax.runs.opening import OpenRun
 
 
 def unadapted(model: ModelConfig) -> tuple[str, object] | None:
-    """A setting that the bundle's adapter has not, and its value."""
+    """A setting that the bundle's adapter does not support, and its value; None if it supports all."""
     values = {name: value(model) for name, value in OPTIONS.items()}
     values["block.rope.scaling"] = model.block.rope.scaling in ("yarn", "longrope") and model.block.rope.scaling
     return next(((name, value) for name, value in values.items() if value), None)
 
 
 def other_way(scheme: Scheme, model: ModelConfig) -> str:
-    """What to do about a run that plain formats cannot say."""
+    """Advice for a run that no plain format can express."""
     if scheme.name in adapted_schemes():
         missing = unadapted(model)
         if missing is None and model.mod.active:
@@ -37,7 +37,7 @@ def other_way(scheme: Scheme, model: ModelConfig) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Expressed:
-    """A model as a family has it: its config.json, and parameters by dotted path (blocks stacked)."""
+    """A model as a family expresses it: its config.json, and its parameters by dotted path (blocks stacked)."""
 
     family: Family
     model: ModelConfig
@@ -46,7 +46,7 @@ class Expressed:
 
 
 def express(run: OpenRun) -> Expressed:
-    """Raises UserError naming the setting that no family expresses."""
+    """The run's model as a family expresses it. Raises UserError naming a setting that no family can express."""
     model, scheme, params = run.config.model, run.config.scheme, flat(run.params)
     instead = other_way(scheme, model)
     if model.mod.active:
@@ -74,8 +74,9 @@ def express(run: OpenRun) -> Expressed:
 
 
 def _as_plain(model: ModelConfig, scheme: Scheme, params: dict) -> tuple[ModelConfig, Scheme, dict]:
-    """LayerNorm Scaling's factors go into the gains; queries and keys that are normalised without gains get ones."""
-    if type(scheme) is LNS:  # a scheme that builds on another is another
+    """Folds LayerNorm Scaling's factors into the gains, and gives queries and keys that are normalised without gains
+    gains of 1."""
+    if type(scheme) is LNS:  # type(), because a scheme derived from it differs
         scales = jax.vmap(scheme.read_scale)(jnp.asarray(model.indices)).reshape(-1, 2)
         for i, kind in enumerate(("attention", "mlp")):
             path = f"blocks.{kind}.entry.gain"

@@ -1,4 +1,4 @@
-"""The bias of a head, as other parameters."""
+"""Expresses the bias of a head by other parameters."""
 
 import numpy as np
 
@@ -6,14 +6,15 @@ from nagjax.errors import UserError
 
 
 def fold_head_bias(files: dict[str, np.ndarray], head: str, norm: str) -> dict[str, np.ndarray]:
-    """The tensors without `head.bias`, whose effect after the LayerNorm `norm` is in `head.weight` and `norm.bias`.
+    """The tensors without `head.bias`: `head.weight` and the bias of the LayerNorm `norm` before it are changed so that
+    the logits stay the same.
 
-    What the head reads is `g n + c` with the gain g, the bias c, and n orthogonal to (1, ..., 1). So `u (1 / g)^T` may
-    be added to the head's table W for any u: on `g n` it gives 0. With `c' = c + t g` for t = 1 or -1, and D features,
-    `u = (b - t W g) / (sum(c / g) + t D)` makes `(W + u (1 / g)^T) c' = W c + b`; the sign of t is that of the sum, so
-    that nothing small is divided by. Exact but for rounding; W becomes float32.
+    The head reads `g n + c` with the gain g, the bias c, and n orthogonal to (1, ..., 1). So `u (1 / g)^T` may be added
+    to the head's table W for any u, because on `g n` it gives 0. With `c' = c + t g` for t = 1 or -1, and D features,
+    `u = (b - t W g) / (sum(c / g) + t D)` makes `(W + u (1 / g)^T) c' = W c + b`. The sign of t is that of the sum, so
+    that the divisor is never small. Exact except for rounding; W becomes float32.
 
-    Raises UserError where a gain is 0.
+    Raises UserError if a gain is 0.
     """
     names = f"{head}.weight", f"{head}.bias", f"{norm}.weight", f"{norm}.bias"
     if not all(name in files for name in names):

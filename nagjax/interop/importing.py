@@ -1,4 +1,4 @@
-"""`nagjax import`: a model made elsewhere becomes a run's folder, which all commands open."""
+"""`nagjax import`: turns a model made elsewhere into a run's folder, which all commands can open."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -31,12 +31,12 @@ def import_model(
     devices: Sequence[jax.Device] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> OpenRun:
-    """Reads the model `source`, a folder or a name on the Hugging Face hub (`nagjax.interop.hub`), and writes it to the
-    new folder `out` as a run: config.json, a whole checkpoint (parameters alone: an optimizer's state would be all
-    zeros), the tokenizer's files, origin.json. Returns that run, open.
+    """Reads the model `source`, a folder or a name on the Hugging Face hub (`nagjax.interop.hub`), and writes it as a
+    run to the new folder `out`: config.json, a complete checkpoint (parameters only, because the optimizer's state
+    would be all zeros), the tokenizer's files, and origin.json. Returns that run, open.
 
-    context, dtype, devices: as for `read_source`. `say` is told what is being done. Raises UserError: what
-    `read_source` raises, and an `out` in use.
+    context, dtype, devices: as for `read_source`. `say` is called with a line about each step. Raises UserError for
+    whatever `read_source` does, and for an `out` in use.
     """
     source, out = find_model(source, fetch=True, say=say), Path(out)
     with new_folder(out, "import") as building:
@@ -51,7 +51,7 @@ def import_model(
 
 
 def write_run(run: OpenRun, out: Path, values: dict) -> None:
-    """The files of a run but its tokenizer's. `values` are the source's config.json."""
+    """Writes the files of a run except its tokenizer's. `values` is the source's config.json."""
     ids = not isinstance(run.tokenizer, NoTokenizer)
     origin = {
         "source": str(run.folder.absolute()),

@@ -1,4 +1,5 @@
-"""lm-evaluation-harness on any run: its tasks ask for log-likelihoods and generations, which this adapter answers."""
+"""Adapter that runs lm-evaluation-harness on any run: it computes the log-likelihoods and generations that tasks
+request."""
 
 import itertools
 from collections import defaultdict
@@ -22,20 +23,20 @@ except ImportError as missing:
     fix = f"needs lm-evaluation-harness ({missing}): pip install -e '.[eval]'"
     raise UserError("tasks", "lm_eval", fix) from None
 
-NEW_TOKENS = 256  # of a generation, where the task does not say
+NEW_TOKENS = 256  # default for generations of tasks that set no number
 SAMPLING = {"top_k": int, "top_p": float, "min_p": float}
 
 
 class NagjaxLM(TemplateLM):
-    """A run as the harness asks for it: `loglikelihood`, `loglikelihood_rolling` and `generate_until`.
+    """A run with the harness's interface: `loglikelihood`, `loglikelihood_rolling` and `generate_until`.
 
-    Requests of like lengths share a batch of `batch`; a Mixture-of-Depths run decides causally.
+    Requests of similar lengths share a batch of `batch` rows; a Mixture-of-Depths run uses its causal decider.
     """
 
     def __init__(self, run: OpenRun, batch: int = 8):
         super().__init__()
         self.run, self.batch = run, batch
-        self.shortened: dict[int, int] = {}  # new tokens that tasks asked for, and how many were written
+        self.shortened: dict[int, int] = {}  # number of new tokens that a task asked for: number generated
 
     @property
     def eot_token_id(self) -> int:
@@ -43,7 +44,7 @@ class NagjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without a context is conditioned on: what the model expects in front, or a document's end."""
+        """The token that precedes a text without a context: the one that the model expects in front, or end-of-text."""
         return opening_of(self.run.tokenizer)
 
     @property
@@ -59,19 +60,20 @@ class NagjaxLM(TemplateLM):
         return front + self.run.tokenizer.encode(string).tolist()
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As training scores its tasks, and as the harness does; but where a continuation merged with its context, or
-        the context is of spaces alone, neither is without tokens."""
+        """Tokenizes a pair as training does for its tasks, and as the harness does; but a context of spaces alone, or a
+        continuation that merged with its context, still gets at least one token."""
         return encode_pairs(self.run.tokenizer, [(context, continuation)])[0]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
-        """`requests` are ((context, continuation), their ids, ids)."""
+        """Scores `requests`, each ((context, continuation), context ids, continuation ids)."""
         scores = continuation_scores(self.run, [(own, more) for _, own, more in requests], batch=self.batch)
         for (texts, _, _), score in zip(requests, scores, strict=True):
             self.cache_hook.add_partial("loglikelihood", texts, score)
         return scores
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-        """Each text whole: windows of the model's context, every token predicted once."""
+        """The log-likelihood of each whole text in nats: it is read in windows of the model's context, and every token
+        is predicted once."""
         windows, owner = [], []
         for i, request in enumerate(requests):
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -85,8 +87,9 @@ class NagjaxLM(TemplateLM):
         return sums
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-        """Greedy, or sampled where the task says so, each batch with its own seed; cut at the first stop text, or where
-        that is a special token, at it. A prompt that is too long loses its beginning."""
+        """Generates greedily, or by sampling if the task says so, with a seed per batch. Cuts the text at the first
+        stop text; a stop text that is a special token ends generation. A prompt that is too long loses its
+        beginning."""
         kinds = defaultdict(list)
         for i, request in enumerate(requests):
             options = dict(request.args[1])
@@ -119,7 +122,7 @@ class NagjaxLM(TemplateLM):
         return (self.tok_encode(text) or [self.prefix_token_id])[-room:]
 
     def _fitting(self, tokens: int) -> int:
-        """New tokens of a generation: as many as asked for, and at most half of the context."""
+        """The number of new tokens of a generation: as many as asked for, but at most half of the context."""
         most = max(1, self.max_length // 2)
         if tokens > most and tokens not in self.shortened:
             note(f"a task asks for {tokens} new tokens: {most} are written, half of the context of {self.max_length}")
@@ -137,7 +140,8 @@ class NagjaxLM(TemplateLM):
 
 
 def _manager(tasks: Sequence[str], folder: str | Path | None) -> TaskManager:
-    """Of one's own tasks if they are all that is asked for: to list the harness' thousands takes it a while."""
+    """A manager of the tasks in `folder` alone if it has all `tasks`, because listing the harness's thousands of tasks
+    takes a while."""
     if folder is not None:
         own = TaskManager(include_path=str(folder), include_defaults=False)
         if set(tasks) <= set(own.all_tasks):
@@ -159,14 +163,14 @@ def evaluate_tasks(
     limit: int | None = None,
     batch: int = 8,
 ) -> dict[str, dict]:
-    """The harness' report: `results`, by task the metrics as it names them, `versions`, `n-shot`, `n-samples` and
-    `higher_is_better`; and `shortened`, by the new tokens that a task asked for how many were written, where that is
-    more than half of the context.
+    """The harness's report: `results` (metrics by task, under the harness's names), `versions`, `n-shot`, `n-samples`
+    and `higher_is_better`. Also `shortened`: if a task asked for more new tokens than half of the context, the number
+    asked for and the number generated.
 
-    task_folder: a folder with tasks of one's own, besides those the harness knows. fewshot: examples in each prompt,
-    the task's own number unless given. limit: only so many questions of each task.
+    task_folder: a folder with tasks of one's own, besides those of the harness. fewshot: examples in each prompt; None:
+    the task's own number. limit: the number of questions of each task; None: all. batch: rows of a batch.
 
-    Raises UserError for a task that is not known.
+    Raises UserError for an unknown task.
     """
     manager = _manager(tasks, task_folder)
     model = NagjaxLM(run, batch)

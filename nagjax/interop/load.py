@@ -1,4 +1,4 @@
-"""One way to open any model nagjax can read."""
+"""Opens any model that nagjax can read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ from nagjax.runs.opening import OpenRun, open_run
 
 
 def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> OpenRun:
-    """The model in a folder, with its parameters (`params`), its `model` and its `tokenizer`.
+    """Opens a model, with its parameters (`params`), its `model` and its `tokenizer`.
 
     path: a run (of `nagjax train`, `import` or `prune`), a bundle that `nagjax export` has written, or a transformers
-    model in safetensors of a family that nagjax reads; also the name of a model in the folder models/ of a clone
-    (`"nag-24"`), and OWNER/NAME of the Hugging Face hub, where its local cache has that. devices: parameters are split
-    over them.
+    model in safetensors of a family that nagjax reads. It may also be the name of a model in the folder models/ of a
+    clone (`"nag-24"`), or OWNER/NAME on the Hugging Face hub if its local cache has that model. devices: parameters are
+    split over them; None: one local device.
 
-    Raises UserError: no such model, and what `open_run` and `read_source` raise.
+    Raises UserError if there is no such model, and for whatever `open_run` and `read_source` do.
     """
     check_value("run", path, Path, "the folder of a run or a model, or a model's name")
     folder, values = _folder(path)
@@ -33,13 +33,13 @@ def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> Op
 
 
 def config_of(path: str | Path) -> RunConfig:
-    """The config of what `load` opens, whose parameters are not read. Raises UserError as that does."""
+    """The config of what `load` would open, without reading its parameters. Raises UserError as `load` does."""
     folder, values = _folder(path)
     return read_config(folder) if _is_run(values) else source_config(folder, values)
 
 
 def _folder(path: str | Path) -> tuple[Path, dict]:
-    """A model's folder and its config.json. Raises UserError where there is none."""
+    """A model's folder and its config.json. Raises UserError if there is none."""
     folder = find_model(path)
     if not has_file(folder / MODEL_CONFIG):
         what = what_lacks(folder, MODEL_CONFIG)

@@ -1,4 +1,4 @@
-"""Tensors of a file into a run's parameters: checked as a whole first, then read shard by shard."""
+"""Turns a file's tensors into a run's parameters: first checks all of them, then reads shard by shard."""
 
 import itertools
 import math
@@ -13,13 +13,13 @@ from nagjax.interop.tensors import Tensor
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import nested
 
-# Buffers that some files hold besides the parameters; they follow from the config.
+# Buffers that some files hold besides the parameters; the config determines them.
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.bias|\.attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
 HEADS = ("lm_head", "embed_out", "cls.predictions.decoder", "lm_head.decoder")
-LARGEST_JOINED = 1 << 26  # numbers of a tensor whose shape is told as it would be in one piece
+LARGEST_JOINED = 1 << 26  # elements up to which a mismatch is reported as the shape of the joined tensor
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
-Found = dict[str, tuple[Tensor, list[np.ndarray]]]  # by parameter: what holds it, and that for each block (or once)
+Found = dict[str, tuple[Tensor, list[np.ndarray]]]  # by parameter: its tensor, and arrays, per block or just one
 
 
 def find(
@@ -29,10 +29,11 @@ def find(
     prefix: str = "",
     tied: bool = False,
 ) -> Found:
-    """What holds each parameter. `prefix` may be missing from all names; `tied`: the head's table may be there again.
+    """The arrays that hold each parameter. `prefix` may be missing from all names; `tied`: the files may contain the
+    head's table a second time.
 
-    Raises UserError naming tensors that are missing, that the model has no place for, that are of another shape than
-    the config says, or that are not floating-point numbers.
+    Raises UserError naming tensors that are missing, that the model does not have, that have another shape than the
+    config implies, or that are not floating-point.
     """
     if prefix and not any(name.startswith(prefix) for name in files):
         tensors = [tensor._replace(name=tensor.name.removeprefix(prefix)) for tensor in tensors]
@@ -44,7 +45,7 @@ def find(
         if not tensor.name:
             found[tensor.parts[0]] = (tensor, [])
             continue
-        if tensor.stacked and depth * tensor.each > len(files):  # each block and expert has tensors of its own
+        if tensor.stacked and depth * tensor.each > len(files):  # each block and expert has its own tensors
             of = f"{tensor.each:,} experts in each of the " if tensor.experts else ""
             fix = f"too few for the {of}{depth:,} blocks of the config.json"
             raise UserError("weights", f"{len(files)} tensors", fix)
@@ -70,7 +71,7 @@ def find(
 
 
 def _check_same(name: str, value: np.ndarray, table: np.ndarray, rows: int = 4096) -> None:
-    """A head that is tied may be in the files as well, if it is the embedding."""
+    """Raises UserError unless a tied head that is in the files equals the embedding."""
     same = value.shape == table.shape
     if not (same and all(np.array_equal(value[i : i + rows], table[i : i + rows]) for i in range(0, len(table), rows))):
         fix = "is not the embedding; config.json says tie_word_embeddings = true: set it to false, or remove the tensor"
@@ -86,13 +87,14 @@ def _check(name: str, value: np.ndarray, tensor: Tensor, shapes: list[tuple[int,
     except (ValueError, IndexError):
         got = None
     if got != shapes:
-        large = sum(map(math.prod, shapes)) > LARGEST_JOINED  # as a config.json may claim
+        large = sum(map(math.prod, shapes)) > LARGEST_JOINED  # a config.json may claim any size
         want = shapes if large else tensor.join(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).shape
         raise UserError("weights", name, f"has the shape {value.shape}; the config.json says {want}")
 
 
 def load(found: Found, blueprint: ModelBlueprint) -> Tree:
-    """The parameters, float32, each shard read where it lives: the host never holds more than one shard besides."""
+    """The parameters in float32. Each shard is read directly for its device, so that the host never holds more than one
+    shard."""
     abstract = flat(blueprint.abstract_params())
     placed = {path: _place(path, leaf, *found[path]) for path, leaf in abstract.items()}
     return nested(placed)
@@ -129,7 +131,7 @@ def _sound(path: str, value: np.ndarray) -> np.ndarray:
 
 
 def flat(tree: Tree) -> dict:
-    """Leaves by dotted path."""
+    """A nested dict's leaves by dotted path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {".".join(key.key for key in path): leaf for path, leaf in leaves}
 

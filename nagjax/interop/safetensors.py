@@ -1,5 +1,5 @@
-"""The safetensors format: 8 bytes of header length, a JSON header, the tensors' bytes. Read through a memory map: a
-tensor's bytes are touched only where they are used. Nothing in a file is ever executed."""
+"""The safetensors format: 8 bytes with the length of the header, a JSON header, and the tensors' bytes. Files are
+memory-mapped, so that a tensor's bytes are read only when used. Nothing in a file is ever executed."""
 
 import json
 import math
@@ -33,7 +33,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PACKED = re.compile(r"F[468](_\w+)?|U(16|32|64)")  # dtypes of quantised weights
 MOST_AXES = 32  # of a tensor
-LONGEST_HEADER = 100 << 20  # bytes, as the format's own reader has it
+LONGEST_HEADER = 100 << 20  # bytes, the limit of the format's own reader
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 Offset = Annotated[int, Range(ge=0, le=2**48)]
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
@@ -48,7 +48,7 @@ class _Index:
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """The tensors of one file by name, as read-only views of its memory map.
 
-    Raises UserError where the file is not whole and valid safetensors.
+    Raises UserError if the file is not complete and valid safetensors.
     """
     try:
         data = np.memmap(inside(path), np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
@@ -84,7 +84,7 @@ class _Entry:
 
 
 def _check_cover(entries: dict[str, _Entry], size: int) -> None:
-    """Raises ValueError unless the tensors lie one behind the other, and nothing else is there."""
+    """Raises ValueError unless the tensors fill the file without gaps or overlaps."""
     at = 0
     for name, entry in sorted(entries.items(), key=lambda pair: pair[1].data_offsets):
         if len(entry.data_offsets) != 2 or not entry.data_offsets[0] <= entry.data_offsets[1] <= size:
@@ -115,10 +115,11 @@ def _broken(path: Path, what: str) -> UserError:
 
 
 def read_folder(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors of a model's folder: of model.safetensors, else of the shards its index names, or of its only file.
+    """All tensors of a model's folder: those of model.safetensors, else of the shards that its index names, else of its
+    only file.
 
-    Raises UserError: no safetensors (saying so where there are pickled weights instead, which can run code when they
-    are read), a shard that is missing, or an index that names what is not there.
+    Raises UserError if there are no safetensors (naming pickled weights if there are any, which can run code when they
+    are read), if a shard is missing, and if an index names tensors that do not exist.
     """
     if index := _index(folder):
         return _sharded(folder, index)
@@ -135,26 +136,27 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
 
 
 def pickles_in(folder: Path) -> list[str]:
-    """The names of a folder's pickled weights."""
+    """The names of the files in a folder that hold pickled weights."""
     return sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
 
 
 def all_there(folder: Path) -> bool:
-    """Whether a folder has all files of a model's weights, as one has not whose download was interrupted: those that
-    `read_folder` reads. Raises UserError for an index that is damaged."""
+    """Whether a folder has all the files that `read_folder` reads, which it has not if its download was interrupted.
+    Raises UserError for a damaged index."""
     if index := _index(folder):
         return all((folder / name).is_file() for name in _weight_map(index).values())
     return any(path.is_file() and not SHARD.search(path.name) for path in folder.glob("*.safetensors"))
 
 
 def _index(folder: Path) -> Path | None:
-    """The index that counts: none beside a whole file, as transformers has it (an earlier save may have left one)."""
+    """The index of the shards, or None if there is a model.safetensors: as in transformers, that file takes precedence,
+    because an earlier save may have left the index."""
     index = folder / INDEX
     return index if not (folder / SINGLE).is_file() and has_file(index) else None
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file that each tensor is in."""
+    """The name of the file that each tensor is in."""
     try:
         weights = build(_Index, read_json(index, largest=LONGEST_HEADER), others=(_Index,)).weight_map
         if not all(Path(name).name == name and "\0" not in name for name in weights.values()):
@@ -178,7 +180,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
 
 
 class Lazy(NamedTuple):
-    """A tensor to be written: its bytes are made when its turn comes."""
+    """A tensor to be written, whose array `make` creates only when it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -191,7 +193,8 @@ class Lazy(NamedTuple):
 
 
 def write_folder(folder: Path, tensors: Iterable[Lazy], shard_bytes: int = 5 * 10**9) -> None:
-    """model.safetensors, or shards of at most `shard_bytes` each (one tensor at least) and their index."""
+    """Writes model.safetensors, or several shards of at most `shard_bytes` bytes each (but at least one tensor) and
+    their index."""
     shards: list[list[Lazy]] = [[]]
     for tensor in tensors:
         if shards[-1] and sum(t.size for t in shards[-1]) + tensor.size > shard_bytes:
@@ -211,7 +214,7 @@ def write_folder(folder: Path, tensors: Iterable[Lazy], shard_bytes: int = 5 * 1
 
 
 def write_tensors(path: Path, tensors: list[Lazy]) -> None:
-    """One file, tensor after tensor: no more than one of them is held."""
+    """Writes one file, tensor after tensor, with at most one of them in memory."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for tensor in tensors:
         entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}

@@ -1,4 +1,4 @@
-"""A model's folder in another format, opened as a run is: a transformers model, or nagjax's own bundle."""
+"""Opens a model's folder in another format as a run: a transformers model, or nagjax's own bundle."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from nagjax.runs.opening import OpenRun, at_point, devices_of, read_eos
 from nagjax.train.distributed.mesh import make_mesh
 
 CUTS = "mod.cuts"
-MODEL_CONFIG = "config.json"  # of transformers; a bundle has one, too
+MODEL_CONFIG = "config.json"  # of transformers models; a bundle has one, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +47,15 @@ def read_source(
     devices: Sequence[jax.Device] | None = None,
     calibrated: bool = True,
 ) -> OpenRun:
-    """The model in `folder`, a config.json with safetensors beside it, at step 0 or as many as a bundle has behind it.
+    """Opens the model in `folder`, which has a config.json and safetensors. Its step is 0, or a bundle's own.
 
-    context: tokens a sequence may hold, the config's unless given. dtype: of the computation ("auto", "float32",
-    "bfloat16"); parameters are float32 whatever the file holds. devices: parameters are split over them, one local
-    device unless given; each shard is read where it lives. calibrated: at the rate of skipping that a bundle has, as
-    `open_run` has it.
+    context: the most tokens of a sequence; None: that of the config. dtype: that of the computation ("auto", "float32",
+    "bfloat16"); parameters are float32 whatever the file holds. devices: parameters are split over them; None: one
+    local device. Each shard is read directly for its device. calibrated: opens a calibrated bundle at its rate of
+    skipping, as `open_run` does.
 
-    Raises UserError: no such model, a family or setting that nagjax has not, files that are not whole (see
-    `nagjax.interop.safetensors` and `nagjax.interop.load_tensors`).
+    Raises UserError if there is no such model, for a family or setting that nagjax does not support, and for incomplete
+    or invalid files (see `nagjax.interop.safetensors` and `nagjax.interop.load_tensors`).
     """
     folder = Path(folder)
     values = read_json(folder)
@@ -80,7 +80,7 @@ def read_source(
 
 
 def read_json(folder: Path) -> dict:
-    """A folder's config.json. Raises UserError where it is missing or is no object."""
+    """The values of a folder's config.json. Raises UserError if it is missing or is not a JSON object."""
     path = folder / MODEL_CONFIG
     try:
         values = read_as_json(path)
@@ -95,12 +95,13 @@ def read_json(folder: Path) -> dict:
 
 
 def source_config(folder: Path, values: dict, context: int | None = None) -> RunConfig:
-    """What the config.json `values` of a model's folder says. Raises UserError as `read_source` does."""
+    """The config that the config.json `values` of a model's folder describes. Raises UserError as `read_source`
+    does."""
     return _bundled(folder, values) if values.get("model_type") == BUNDLE else _foreign(values, context)
 
 
 def _foreign(values: dict, context: int | None) -> RunConfig:
-    for name in ("quantization_config", "quantization"):  # the second is MLX's
+    for name in ("quantization_config", "quantization"):  # "quantization" is MLX's name
         if values.get(name) is not None:
             raise UserError(f"config.json: {name}", values[name], "cannot be imported: quantised weights")
     longest = values.get("max_position_embeddings")
@@ -117,7 +118,7 @@ def _foreign(values: dict, context: int | None) -> RunConfig:
     if model.causal and values.get("is_causal") is False:
         fix = "cannot be imported: a decoder whose tokens see what comes behind them"
         raise UserError("config.json: is_causal", False, fix)
-    return RunConfig(scheme, model, train=TrainConfig(batch=1))  # evaluations go row by row: their context is long
+    return RunConfig(scheme, model, train=TrainConfig(batch=1))  # one row at a time: contexts are long
 
 
 def _bundled(folder: Path, values: dict) -> RunConfig:
@@ -143,9 +144,9 @@ def _fitted(model: ModelConfig, context: int | None, dtype: str) -> ModelConfig:
 
 
 def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
-    """The tokenizer.json of a model's folder, `NoTokenizer` where there is none.
+    """The tokenizer of a model's folder, from its tokenizer.json; `NoTokenizer` if there is none.
 
-    Raises UserError where a text may become a token that the model has not.
+    Raises UserError if a text could become an id outside the model's vocabulary.
     """
     path = folder / TOKENIZER
     own = values.get(BUNDLE)
@@ -158,8 +159,8 @@ def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
         return NoTokenizer(model.vocab, ending or 0)
     tokenizer = load_tokenizer(str(inside(path)))
     if isinstance(tokenizer, JsonTokenizer) and tokenizer.fingerprint == json_of_bytes().fingerprint:
-        return ByteTokenizer()  # as `nagjax export` writes it for other libraries
+        return ByteTokenizer()  # written by `nagjax export` for other libraries
     least = tokenizer.text_vocab if isinstance(tokenizer, JsonTokenizer) else tokenizer.vocab_size
-    if least > model.vocab:  # of special ones Gemma 3 has one, for images, without a row in models of text
+    if least > model.vocab:  # special ones aside: Gemma 3's for images has no row in text models
         raise UserError("tokenizer", str(path), f"has {least} tokens, the model {model.vocab}")
     return tokenizer

@@ -1,4 +1,4 @@
-"""The files of a tokenizer, which travel with a model."""
+"""Copies and writes the files of a tokenizer that belong to a model."""
 
 import functools
 from pathlib import Path
@@ -11,31 +11,32 @@ from nagjax.runs.names import ORIGIN, TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FIL
 
 
 def copy_files(source: Path, out: Path, without: tuple[str, ...] = ()) -> None:
-    """Those of the files that are there, but those named in `without`."""
+    """Copies those of the files that exist, except those named in `without`."""
     for name in TOKENIZER_FILES:
         if name not in without and has_file(source / name):
             copy(source / name, out / name)
 
 
 def copy_into_run(tokenizer: Tokenizer, source: Path, out: Path) -> None:
-    """Those of the model in `source` into a run's folder, which has no tokenizer.json where it reads bytes: with one,
-    it would be opened with that."""
+    """Copies the tokenizer's files of the model in `source` into a run's folder. A run that reads bytes gets no
+    tokenizer.json, because it would be opened with that."""
     copy_files(source, out, without=(TOKENIZER,) if isinstance(tokenizer, ByteTokenizer) else ())
 
 
 def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
-    """The files of the run in `source`, and a tokenizer.json with its tokenizer_config.json in any case, which names no
-    code of others. Raises UserError for a damaged one."""
+    """Writes the tokenizer's files of the run in `source`. If the run has a tokenizer, these always include a
+    tokenizer.json and a tokenizer_config.json. The latter never names third-party code. Raises UserError for a damaged
+    file."""
     copy_files(source, out)
     path = out / TOKENIZER_CONFIG
     kept = _settings(path, source)
-    told = {name: value for name, value in kept.items() if name != "auto_map"}  # names a stranger's code
+    told = {name: value for name, value in kept.items() if name != "auto_map"}  # names third-party code
     if not isinstance(tokenizer, NoTokenizer):
         if not (out / TOKENIZER).exists():
             text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
             write_text(out / TOKENIZER, text)
-        imported = kept and has_file(source / ORIGIN)  # a model without it has the class of its own kind
-        if "tokenizer_class" not in told and not imported:  # a run on conversations keeps what its template reads
+        imported = kept and has_file(source / ORIGIN)  # a model's settings without a class mean that of its own kind
+        if "tokenizer_class" not in told and not imported:  # a run on conversations keeps only what its template reads
             ending = tokenizer.name_of(tokenizer.end_of_text) or END_OF_TEXT
             told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | told
     if told != kept:
@@ -43,7 +44,7 @@ def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
 
 
 def _settings(path: Path, source: Path) -> dict:
-    """What a copy of tokenizer_config.json says; nothing where there is none. Raises UserError for a damaged one."""
+    """The values of tokenizer_config.json; empty if there is none. Raises UserError for a damaged file."""
     try:
         found = read_json(path, lenient=True) if path.exists() else {}
     except ValueError as error:
@@ -56,16 +57,16 @@ def _settings(path: Path, source: Path) -> dict:
 
 @functools.cache
 def json_of_bytes() -> JsonTokenizer:
-    """What `byte_level_json` is read as."""
+    """The tokenizer that `byte_level_json` describes."""
     return JsonTokenizer(byte_level_json(), name="bytes")
 
 
 def byte_level_json() -> str:
-    """The tokenizer of bytes as a tokenizer.json: token i is byte i, and 256 ends a document."""
+    """The byte tokenizer as a tokenizer.json: token i is byte i, and token 256 ends a document."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Engine
 
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's letters for bytes
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's printable characters for bytes
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
     engine = Engine(models.BPE({letters[byte]: byte for byte in range(256)}, []))

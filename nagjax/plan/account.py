@@ -5,7 +5,7 @@
 - FLOPs of every matmul (a TPU program calls them convolutions) and of the attention kernels. Elementwise work,
   the row kernels, and masked blocks that a kernel skips are not counted.
 - Bytes between main memory and the chip: every fusion, kernel and copy reads its operands and writes its results once.
-  What a TPU keeps on chip is free. Of a buffer that is only sliced or updated in place, only the slice counts.
+  What a TPU keeps on chip costs nothing. If a buffer is only sliced or updated in place, only the slice counts.
 - Bytes that each device sends in collectives with ring algorithms: (n - 1)/n of the whole for an all-gather or a
   reduce-scatter, twice that for an all-reduce.
 """
@@ -36,7 +36,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """FLOPs, bytes moved to and from main memory, collectives by kind, and kernel calls by name."""
+    """FLOPs, bytes moved to and from main memory, collectives by kind, and kernel calls by name; all per device."""
 
     flops: float = 0.0
     moved: float = 0.0
@@ -113,7 +113,7 @@ class _Walk:
         kind = one.opcode.removesuffix("-start")
         if kind not in COLLECTIVES or one.opcode.endswith("-done") or _continued(one, home):
             return {}
-        if home.name.startswith("all-reduce-scatter"):  # the form in a TPU program
+        if home.name.startswith("all-reduce-scatter"):  # this is how a TPU program writes a reduce-scatter
             kind = "reduce-scatter"
         n = group_size(one.attributes, self.devices)
         given = sum(size(home.type_of(o), everywhere=True) for o in one.operands)
@@ -165,7 +165,7 @@ class _Walk:
                 inner = self.program.computations[user.called[0]]
                 total += sum(self._read(inner, inner.parameters[i]) for i, o in enumerate(user.operands) if o == name)
             elif user is home.root and user.opcode == "tuple" or _continued(user, home):
-                continue  # passed on
+                continue  # it is only passed on
             else:
                 return math.inf
         return total

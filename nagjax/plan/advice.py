@@ -1,4 +1,4 @@
-"""Suggests changes for a run that does not fit, with the memory that each would save."""
+"""Suggests changes to a run that does not fit into memory, with the memory that each would save."""
 
 import itertools
 
@@ -13,7 +13,8 @@ AGAIN = {"dots": "everything but matmuls", "block": "every block"}
 
 
 def advise(result: dict) -> list[str]:
-    """Options to change, the largest saving first. `result` is a plan whose program is larger than the memory."""
+    """The options to change, the one with the largest saving first. `result` is a plan whose program exceeds the
+    memory."""
     by_axis = _sharding(result), _tensor(result), _sequence(result)
     parts = (*by_axis, _recomputation(result), _batch(result), _chips(result))
     found = sorted(itertools.chain(*parts), key=lambda advice: -advice[0])
@@ -47,7 +48,7 @@ def _recomputation(result: dict) -> list[tuple[int, str]]:
 
 
 def _rows(result: dict) -> int:
-    """Sequences that a device processes at once."""
+    """The number of sequences that a device processes at once."""
     train, mesh = result["config"]["train"], result["mesh"]
     return train["batch"] // train["accumulate"] // (mesh["data"] * mesh["fsdp"] * mesh.get("expert", 1))
 

@@ -1,12 +1,14 @@
-"""What a training takes and costs on a machine: at the bound of its step, and at an assumed share of the peak."""
+"""The time and cost of a training on a machine: at the lower bound of its step time, and at an assumed share of the
+peak."""
 
 ASSUMED_MFU = 0.3
 
 
 def bill(planned: dict, tokens: float, mfu: float = ASSUMED_MFU) -> dict:
-    """Of a plan that fits, for so many training tokens: `bound`, if every step took the least it can, and `assumed`, at
-    this model FLOPs utilization or the highest one possible. Each has `hours`, `chip_hours` and, where the plan has a
-    price per chip and hour, `dollars`. Start, evaluations, saves and idle time are not in it."""
+    """The cost of `tokens` training tokens, for a plan that fits: `bound`, if every step took the lower bound of its
+    time, and `assumed`, at the model FLOPs utilization `mfu`, or at the highest possible one if that is lower. Each has
+    `hours`, `chip_hours` and `dollars` (None if the plan has no price per chip and hour). Start-up, evaluations, saves
+    and idle time are not included."""
     peak = planned["chips"] * planned["chip"]["flops"]
     least = tokens / planned["tokens_per_second"]
     assumed = max(tokens * planned["model_flops_per_token"] / (mfu * peak), least)

@@ -1,4 +1,4 @@
-"""The chips that plans can be made for: published peaks with their sources, and what the compiler needs to know."""
+"""The chips that can be planned for: published peaks with their sources, and the facts that the compiler needs."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ TPU_SOURCE = "https://docs.cloud.google.com/tpu/docs/{}"
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peaks of one chip. `egress` is its bandwidth to other chips, over all its links, in one direction."""
+    """Peaks of one chip. `egress` is its bandwidth to other chips over all its links, in one direction."""
 
     name: str
     title: str
@@ -20,11 +20,11 @@ class Chip:
     shapes: tuple[str, ...]  # published slices, or numbers of chips in a machine
     source: str
     memory_note: str
-    whole: int = 0  # GPUs: bytes of all their memory
+    whole: int = 0  # GPUs only: bytes of their whole memory
 
     @property
     def description(self) -> str:
-        """GPUs: XLA's description of the device, as a text proto."""
+        """XLA's description of a GPU, as a text proto."""
         if self.platform != "cuda":
             return ""
         from pallas_kernels.aot.targets import gpu_description
@@ -32,7 +32,7 @@ class Chip:
         return gpu_description(self.title, self.whole, self.bandwidth)
 
     def spelled(self, shape: str) -> str:
-        """The topology's full name."""
+        """The full name of the topology with this shape."""
         return f"{self.name}:{shape}" if self.platform == "tpu" else f"{self.name}x{shape}"
 
 

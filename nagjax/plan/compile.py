@@ -30,11 +30,11 @@ def plan(
     seconds: float,
     dollars_per_hour: float | None = None,
 ) -> dict:
-    """Plans this run on this topology: plain JSON values, per device unless named otherwise. `dollars_per_hour` is the
-    price of one chip.
+    """Plans this run on this topology. Returns plain JSON values, per device unless their names say otherwise.
+    `seconds` is the time limit of the compiler, `dollars_per_hour` the price of one chip.
 
-    Raises UserError for bad options, for a missing compiler, and for one that crashed or took longer than `seconds`. A
-    run that does not fit is no error: its result has advice.
+    Raises UserError for bad options, for a missing compiler, and for a compiler that crashed or took longer than
+    `seconds`. A run that does not fit is no error: its result contains advice.
     """
     shape = mesh_shape(config, topology)
     require(topology)

@@ -1,4 +1,4 @@
-"""FLOPs of matmuls in a compiled program, in all forms that the compilers give them."""
+"""FLOPs of matmuls in a compiled program, in all the forms in which compilers write them."""
 
 import math
 import re
@@ -9,13 +9,13 @@ from nagjax.json_reader import parse_json
 from nagjax.layers import flash, grouped
 from pallas_kernels.hlo import Computation, Instruction, arrays
 
-# Matmuls of the splash attention kernels: scores and mixing forward; backward the scores again and their
-# gradient once per kernel, and one for each gradient.
+# Matmuls of the splash attention kernels. Forward: scores, and mixing of values. Backward: each kernel computes the
+# scores and their gradient, and one matmul for each gradient that it returns.
 SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
-# The same of tokamax's kernels, of which one does the whole backward pass; and their tiles' size, in tokens.
+# The same for tokamax's kernels, one of which does the whole backward pass; and the size of their tiles, in tokens.
 FLASH = {"pallas_flash_attention": 2, "pallas_flash_attention_fwd_res": 2, "pallas_flash_attention_vjp": 7}
 TILE = 64
-# Kernels of grouped matmuls: what a TPU's compiler makes of them, and tokamax's.
+# Names of kernels for grouped matmuls: those that a TPU's compiler makes, and tokamax's.
 GROUPED = re.compile(rf"^ragged-dot-(?!metadata)|{grouped.SCOPE}\S*/triton_kernel_call")
 
 
@@ -46,8 +46,8 @@ def flops_of(one: Instruction, home: Computation) -> float:
 
 
 def _ragged(one: Instruction, home: Computation) -> float:
-    """FLOPs of a ragged matmul, of rows in groups with one matrix per group; every row counts as one of a group's.
-    Where the rows are summed over (a gradient of the matrices), each is multiplied for its own group only."""
+    """FLOPs of a ragged matmul, whose rows are in groups with one matrix per group; every row counts as if it were in a
+    group. If the sum is over rows (for a gradient of the matrices), each row is multiplied for its own group only."""
     contracted = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
     work = 2.0 * _elements(one.type) * math.prod(_shape(home, one.operands[0])[d] for d in contracted)
     summed = set(_numbers(r"lhs_ragged_dims=\{([\d,]*)\}", one.attributes)) <= set(contracted)
@@ -55,14 +55,15 @@ def _ragged(one: Instruction, home: Computation) -> float:
 
 
 def _grouped(one: Instruction, home: Computation) -> float:
-    """FLOPs of a kernel of the same: of its first operand with two dimensions, [N, m], every row meets [m, n] weights,
-    or, for the gradient of the matrices, adds [m, n] to its group's."""
+    """FLOPs of a kernel for a grouped matmul. Its first operand with two dimensions is [N, m]. Every row meets weights
+    [m, n], or, for the gradient of the matrices, adds [m, n] to its group's."""
     rows = next(shape for shape in (_shape(home, o) for o in one.operands) if len(shape) == 2)
     return 2.0 * math.prod(rows) * arrays(one.type)[0][1][-1]
 
 
 def _convolution(one: Instruction, home: Computation) -> float:
-    """FLOPs of a convolution: only multiply-adds with an element of the input count, not padding or dilation."""
+    """FLOPs of a convolution. Only multiply-adds with an element of the input count, not those with padding or with the
+    zeros that dilation inserts."""
     (lhs, rhs), out = (_shape(home, o) for o in one.operands[:2]), arrays(one.type)[0][1]
     lhs_labels, rhs_labels, out_labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes).groups()
     window = re.search(r"window=\{([^}]*)\}", one.attributes)
@@ -84,7 +85,7 @@ def _convolution(one: Instruction, home: Computation) -> float:
 
 
 def _positions(given: int, kernel: int, out: int, stride: int, padding: int, base: int, spread: int) -> int:
-    """Pairs of output and kernel positions that use an element of the input."""
+    """The number of pairs of output and kernel positions that use an element of the input."""
     met = 0
     for k in range(kernel):
         at = np.arange(out) * stride + k * spread - padding
@@ -106,8 +107,9 @@ def _cublas(one: Instruction, home: Computation) -> float:
 
 
 def _splash(one: Instruction, home: Computation, kernel: str) -> float:
-    """FLOPs of the matmuls of queries with keys, for the blocks on and below the diagonal of every row of keys.
-    Queries that are fewer than these, as a part of the row or chosen from it, are taken to be spread over it."""
+    """FLOPs of the matmuls of queries with keys, for the blocks on and below the diagonal of every row of keys. If
+    there are fewer queries than keys, because they are a part of the row or chosen from it, they are assumed to be
+    spread over it."""
     names = {"splash_mha_fwd": ("block_q", "block_kv")}
     names |= {"splash_mha_dkv": ("block_q_dkv", "block_kv_dkv"), "splash_mha_dq": ("block_q_dq", "block_kv_dq")}
     shapes = [_shape(home, o) for o in one.operands]
@@ -117,32 +119,36 @@ def _splash(one: Instruction, home: Computation, kernel: str) -> float:
     (queries, keys), ahead = shapes[places[0] : places[0] + 2], shapes[: places[0]]
     sizes = [re.search(rf'\\?"{name}\\?": (\d+)', one.attributes) for name in names[kernel]]
     rows, columns = (int(s[1]) if s else keys[-2] for s in sizes)
-    # Of rows that are laid end to end, the table of blocks has none of one row's queries with another's keys.
+    # For rows that are joined end to end, the table of blocks contains no pair of one row's queries with another's
+    # keys.
     table = next((s for s in ahead if len(s) >= 3), None)
     apart = queries[-2] * keys[-2] // (math.prod(table[-2:]) * rows * columns) if table else 1
     tokens = keys[-2] // max(apart, 1)
     visited = sum(min(math.ceil((i + 1) * rows / columns), tokens // columns) for i in range(tokens // rows))
-    # A kernel that gives all three gradients at once has those of the queries in parts, along an axis of their own.
+    # A kernel that returns all three gradients has those of the queries in parts, along an additional axis.
     matmuls = SPLASH[kernel] + any(len(shape) > len(queries) for _, shape, _ in arrays(one.type))
     return matmuls * 2.0 * math.prod(queries) * visited * rows * columns / tokens
 
 
 def _attended(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
-    """Whether these can be queries, keys and values: of as many features, with heads of keys that queries share."""
+    """Whether these shapes can be queries, keys and values: equal numbers of features, and heads of keys that queries
+    share."""
     alike = len(q) == len(k) >= 3 and k == v and (*q[:-3], q[-1]) == (*k[:-3], k[-1])
     return alike and q[-3] % k[-3] == 0
 
 
 def _hopper_matmuls(one: Instruction, home: Computation) -> int:
-    """How many matmuls a kernel of `nagjax.layers.flash` for Hopper computes: forward one kernel for all; backward,
-    where they also read the result's gradient, one for queries, and one, with two results, for keys and values."""
+    """The number of matmuls that a kernel of `nagjax.layers.flash` for Hopper computes. Forward there is one kernel.
+    Backward, where kernels also read the gradient of the result, there is one for queries, and one with two results for
+    keys and values."""
     shapes = [_shape(home, operand) for operand in one.operands]
     alike = [s for s in shapes if len(s) == len(shapes[0]) and s[-1] == shapes[0][-1]]
     return 2 if len(alike) == 3 else 3 + (len(arrays(one.type)) == 2)
 
 
 def _flash_matmul(one: Instruction, home: Computation) -> float:
-    """FLOPs of one [Tq, Tk] x Dh matmul per head; as many queries as keys: for the tiles on and below the diagonal."""
+    """FLOPs of one [Tq, Tk] x Dh matmul per head. If there are as many queries as keys, only tiles on and below the
+    diagonal count."""
     *batch, queries, heads, features = _shape(home, one.operands[0])
     keys = _shape(home, one.operands[1])[-3]
     visited = queries * (keys + min(TILE, keys)) / 2 if queries == keys else queries * keys

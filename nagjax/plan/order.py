@@ -1,4 +1,4 @@
-"""The order to a compiler process: a run's config with every default resolved for its platform."""
+"""The order for a compiler process: a run's config with every default resolved for its platform."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.train.distributed.mesh import AXES, check_experts, check_platform, check_rows, check_sequence
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
-TOKENS_PER_CHIP = 8192  # of the default batch
+TOKENS_PER_CHIP = 8192  # default for the number of tokens in a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Choices:
 
 
 def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
-    """The config to compile, and its choices on the platform. For a TPU the worker decides "auto" attention."""
+    """The config to compile, and the choices made for its platform. For a TPU the worker resolves "auto" attention."""
     model, notes = config.model, []
     dtype = "bfloat16" if model.dtype == "auto" else model.dtype
     attention = model.attention
@@ -61,7 +61,8 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
 
 
 def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
-    """Whether "auto" takes tokamax's kernels on these GPUs, where the package is installed as it is here."""
+    """Whether "auto" chooses tokamax's kernels on these GPUs, assuming that tokamax is installed there if it is
+    here."""
     model, rows = config.model, _rows(config, topology)
     if not flash.named_hopper(topology.chip.title) or model.mod.kv == "selected":
         return False
@@ -69,7 +70,8 @@ def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
 
 
 def _rows(config: RunConfig, topology: Topology) -> int:
-    """Sequences that a device attends to at once; one that is split over tokens or heads counts on all its devices."""
+    """The number of sequences that a device attends to at once; a sequence split over tokens or heads counts on each of
+    its devices."""
     together = config.mesh.tensor * config.mesh.sequence
     return math.ceil(config.train.batch // config.train.accumulate * together / topology.size)
 
@@ -77,7 +79,7 @@ def _rows(config: RunConfig, topology: Topology) -> int:
 def _on_tpu(config: RunConfig, topology: Topology) -> str:
     """The attention that "auto" chooses on a TPU, in words."""
     model, parts, windows = config.model, config.mesh.sequence, {*config.model.windows}
-    window = model.context if len(windows) > 1 else windows.pop()  # one that differs by block is traced
+    window = model.context if len(windows) > 1 else windows.pop()  # windows that differ are traced
     if model.block.softcap is not None or refusal(
         model.context, model.context, _rows(config, topology), parts, window, model.causal
     ):
@@ -89,8 +91,8 @@ def _on_tpu(config: RunConfig, topology: Topology) -> str:
 
 
 def started(config: RunConfig) -> RunConfig:
-    """The config with the model and scheme of the run in `config.start`, as training takes them; a plan reads no
-    corpus. Raises UserError where no run is there, or none that can be trained."""
+    """The config with the model and scheme of the run in `config.start`, as training would take them; a plan reads no
+    corpus. Raises UserError if there is no run, or if it cannot be trained."""
     config = adopted(config, None)
     config.model.check_causal("training")
     return config
@@ -99,7 +101,7 @@ def started(config: RunConfig) -> RunConfig:
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
     """The config with this vocabulary, and with defaults for a batch and a mesh that were not given: everything is
     sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens at once. Raises UserError for an
-    implementation of another platform."""
+    implementation that runs on another platform."""
     check_platform(config.model, "tpu" if topology.chip.platform == "tpu" else "gpu")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
     if not mesh_given:
@@ -111,7 +113,7 @@ def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool,
 
 
 def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
-    """Devices along every axis of the run's mesh, in its order.
+    """The number of devices along every axis of the run's mesh, in the mesh's order.
 
     Raises UserError if the mesh does not fill the topology, or does not divide batch or context.
     """
@@ -131,7 +133,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
 
 
 def options(config: RunConfig, shape: dict[str, int]) -> str:
-    """The run's command line as a shell reads it: size, batch, mesh, and every other option that makes the run."""
+    """The run's command line in shell syntax: size, batch, mesh, and every other option that defines the run."""
     found, changed = options_of_run(config)
     always = {"depth", "width", "context", "batch"}
     flags = [] if config.start else [f"--scheme {found.name}"]
@@ -143,7 +145,7 @@ def options(config: RunConfig, shape: dict[str, int]) -> str:
 
 
 def _of_start(config: RunConfig, option: str) -> bool:
-    """Whether an option's value is that of the run to start from, whatever the command line says."""
+    """Whether the run to start from decides an option's value, so that the command line cannot."""
     group = option.partition(".")[0]
     return group == "scheme" or group in vars(config.model) and group not in ("lora", *OF_THE_MACHINE)
 

@@ -34,7 +34,8 @@ def report(result: dict) -> str:
 
 
 def ranking(results: list[dict]) -> str:
-    """Plans as a ranking: those that fit, the fastest bound first; then those that do not fit."""
+    """Plans as a ranked list: first those that fit, by the bound of their step time per token, then those that do not
+    fit."""
     lines = []
     for place, result in enumerate(sort(results), 1):
         if result.get("fits"):
@@ -64,7 +65,7 @@ def _memory(memory: dict) -> dict[str, str]:
         rest = memory["peak"] - sum(memory[name] for name in state)
         if rest > memory["saved"]:
             rows |= {saved: gigabytes(memory["saved"]), workspace: gigabytes(rest - memory["saved"])}
-        else:  # the compiler keeps less than was traced
+        else:  # the compiler keeps less than tracing found
             rows[f"{saved}, {workspace}"] = gigabytes(rest)
         rows["peak"] = f"{gigabytes(memory['peak'])}, {memory['peak'] / memory['capacity']:.0%} of"
     else:
@@ -120,7 +121,7 @@ def _cost(cost: dict) -> str:
 
 
 def _amount(value: float) -> str:
-    """To three digits or more, so that one follows from the other as they are printed."""
+    """A number with three digits or more, so that printed numbers remain consistent with each other."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

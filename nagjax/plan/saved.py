@@ -1,4 +1,4 @@
-"""Memory that the layer scan keeps for the backward pass, from tracing alone, without compiling."""
+"""The memory that the layer scan keeps for the backward pass, found by tracing without compiling."""
 
 import math
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ from nagjax.train.distributed.mesh import BATCH
 def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.Space.Device) -> int:
     """Bytes per device that forward scans save for their backward scans.
 
-    `rows` is the batch of one scan, `shards` the devices along each axis of the mesh. A saved array with the shape of a
-    block's parameters, which are inputs of the program, is a copy of them in another dtype: it counts as split over the
-    axes that split parameters, every other one over those that split batch and tokens. `space` is the memory to count:
-    what a rematerialisation policy keeps on the host is not in the device's.
+    `rows` is the batch of one scan, `shards` the number of devices along each axis of the mesh. A saved array with the
+    shape of a block's parameters is a copy of them in another dtype, because the parameters themselves are inputs of
+    the program. It counts as split over the axes that split parameters; every other array counts as split over the axes
+    that split batch and tokens. `space` is the memory to count: what a rematerialisation policy keeps on the host is
+    not in the device's memory.
     """
     stacks = {v.aval.shape[1:] for v in jaxpr.invars if v.aval.ndim > 1}
     batch = math.prod(shards.get(axis, 1) for axis in (*BATCH, "sequence"))
@@ -30,7 +31,7 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
             stacked = shape != one.aval.shape and type(outer).__name__ != "DropVar"
             if stacked and not scan.params["reverse"] and outer.aval.memory_space == space:
                 inside = one.aval.shape
-                several = len(inside) > 2 and inside[1:] in stacks  # of blocks that alternate
+                several = len(inside) > 2 and inside[1:] in stacks  # parameters of alternating blocks
                 cast = inside[:1] != (rows,) and (inside in stacks or several)
                 share = parameters if cast else batch
                 total += int(np.prod(shape)) * np.dtype(outer.aval.dtype).itemsize // share
@@ -38,7 +39,7 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
 
 
 def _scans(jaxpr: Any) -> Iterator[Any]:
-    """All but the head's: what its chunks stack up are gradients already (`nagjax.train.head_loss`)."""
+    """All scans except the head's: what its chunks stack up are already gradients (`nagjax.train.head_loss`)."""
     for equation in jaxpr.eqns:
         if "head" in str(equation.source_info.name_stack):
             continue

@@ -1,4 +1,4 @@
-"""Tries meshes, remat policies and numbers of parts of a batch (`--accumulate`), and ranks what fits."""
+"""Tries meshes, remat policies and numbers of batch parts (`--accumulate`), and ranks the plans that fit."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,7 @@ REMATS = ("none", "dots", "block")  # the least recomputation first
 TENSORS = (1, 2, 4, 8)
 SEQUENCES = (1, 2, 4, 8)
 EXPERTS = (1, 2, 4, 8)
-LEAST_TOKENS = 2048  # of a sequence on one device: gathering keys and values is not worth it for shorter parts
+LEAST_TOKENS = 2048  # of a sequence on one device: for shorter parts, gathering keys and values costs too much
 PARTS = (1, 2, 4, 8, 16)
 
 
@@ -38,8 +38,8 @@ def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
 
 
 def candidates(config: RunConfig, mesh: MeshConfig, topology: Topology) -> Iterator[list[RunConfig]]:
-    """For each policy, its configs with more and more parts, until a device processes one sequence at a time, or there
-    are 16."""
+    """For each remat policy, its configs with an increasing number of batch parts, until a device processes one
+    sequence at a time or there are 16 parts."""
     for remat in REMATS:
         ladder = []
         for parts in PARTS:
@@ -63,11 +63,11 @@ def search(
     tries: int,
     tell: Callable[[str], None] = print,
 ) -> list[dict]:
-    """Plans of at most `tries` candidates.
+    """The plans of at most `tries` candidates.
 
-    On each mesh the policies are tried from the least recomputation to the most, each with the fewest parts that fit,
-    up to the first that fits in one: beyond that, recomputation adds to the work, though the bound may be lower where
-    it saves bytes moved. A mesh is skipped if the state alone is too large.
+    On each mesh the policies are tried from the least recomputation to the most, each with the fewest batch parts that
+    fit, up to the first policy that fits in one part. Policies after it only add recomputation, although their bound
+    may be lower if they save bytes moved. A mesh is skipped if the state alone does not fit.
     """
     found: list[dict] = []
     for mesh in meshes(config, topology):

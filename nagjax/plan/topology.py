@@ -1,5 +1,5 @@
-"""Names of machines: `v5e:4x4` is a TPU slice with its shape, `h200x8` a machine with 8 GPUs. A slice also goes by the
-name that Google Cloud rents it under: `v5e-16` or `v5litepod-16` is v5e:4x4, and `v5p-16`, which counts the two
+"""Names of machines: `v5e:4x4` is a TPU slice with its shape, `h200x8` a machine with 8 GPUs. A slice may also be given
+by its accelerator type on Google Cloud: `v5e-16` or `v5litepod-16` is v5e:4x4, and `v5p-16`, which counts the two
 TensorCores of each chip, is v5p:2x2x2."""
 
 import dataclasses
@@ -12,7 +12,7 @@ from nagjax.errors import UserError
 from nagjax.plan.chips import CHIPS, Chip
 
 INSTALL = "pip install -e '.[aot]'"
-CORES = {"v5p": 2}  # of a chip, where accelerator types count TensorCores
+CORES = {"v5p": 2}  # TensorCores per chip, for chips whose accelerator types count these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +32,16 @@ class Topology:
 
     @property
     def egress(self) -> float:
-        """Bytes/s that one chip can send in this layout: a torus dimension has two links, but only one if it has two
-        chips, and none if it has one."""
+        """Bytes/s that one chip can send in this layout. A dimension of a torus gives two links, but only one if it has
+        two chips, and none if it has one."""
         if self.chip.links == 1:
             return self.chip.egress
         used = sum(min(size - 1, 2) for size in self.shape)
         return self.chip.egress * used / self.chip.links
 
     def devices(self) -> list:
-        """Device descriptions to compile for; needs the compilers and a process with their environment."""
+        """The device descriptions to compile for. Needs the compilers, and a process with their environment
+        variables."""
         from jax.experimental import topologies
 
         if self.chip.platform == "tpu":
@@ -52,12 +53,12 @@ class Topology:
 
 
 def known() -> list[str]:
-    """All names, grouped by chip."""
+    """All names of topologies, grouped by chip."""
     return [chip.spelled(shape) for chip in CHIPS.values() for shape in chip.shapes]
 
 
 def parse(name: str) -> Topology:
-    """The topology of this name, in upper or lower case. Raises UserError with the nearest known name."""
+    """The topology of this name, whatever its case. Raises UserError with the nearest known name."""
     if rented := _rented(name.strip().lower()):
         return rented
     found = re.fullmatch(r"(tpu-)?(\w+?)(?::(\d+(?:x\d+)*)|x(\d+))", name.strip().lower())
@@ -70,7 +71,7 @@ def parse(name: str) -> Topology:
 
 
 def _rented(name: str) -> Topology | None:
-    """The slice of an accelerator type, such as v5litepod-16."""
+    """The slice that an accelerator type names, such as v5litepod-16; None for other names."""
     found = re.fullmatch(r"(v5litepod|v5e|v5p|v6e)-(\d+)", name)
     if not found:
         return None
@@ -81,12 +82,12 @@ def _rented(name: str) -> Topology | None:
 
 
 def summary() -> str:
-    """All names, shortly."""
+    """All names of topologies in a short form."""
     return "; ".join(f"{chip.spelled(chip.shapes[0])}, {', '.join(chip.shapes[1:])}" for chip in CHIPS.values())
 
 
 def missing(chip: Chip) -> str | None:
-    """What must be installed to compile for this chip, or None."""
+    """The package that must be installed to compile for this chip, or None."""
     if chip.platform == "tpu" and not _installed("libtpu"):
         return "the TPU compiler (libtpu)"
     if chip.platform == "cuda" and not _installed("jax_plugins.xla_cuda13"):
@@ -108,7 +109,7 @@ def _installed(module: str) -> bool:
 
 
 def _nearest(name: str) -> str:
-    """The nearest known name: of the same chip by size, otherwise by spelling."""
+    """The nearest known name: by size if the chip is known, otherwise by spelling."""
     name = re.sub("^v5litepod", "v5e", name)
     chip = next((chip for chip in CHIPS.values() if name.startswith(chip.name)), None)
     numbers = [int(n) for n in re.findall(r"\d+", name.replace(chip.name, "", 1))] if chip else []

@@ -9,7 +9,7 @@ def gigabytes(size: float) -> str:
 def scaled(value: float, unit: str = "") -> str:
     """Three digits with a decimal prefix: 1.23 T, 45.6 M."""
     for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * limit:  # 999.5 has no three digits of its own
+        if abs(value) >= 0.9995 * limit:  # 999.5 and more round to 1000
             return f"{value / limit:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}".rstrip()
 

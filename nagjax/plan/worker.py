@@ -1,7 +1,7 @@
 """Compiles one training step for one topology, in a process of its own: `python -m nagjax.plan.worker RESULT`.
 
-Reads the order from standard input and writes one JSON object to the file RESULT. The process that started it stops it
-when it takes too long.
+Reads the order from standard input and writes one JSON object to the file RESULT. The process that started this one
+stops it if it takes too long.
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def compile_step(config: RunConfig, topology: Topology) -> dict:
-    """Figures of the compiled step, per device. If the compiler refuses it for memory, `needed` says how much it
-    would take, instead of the compiler's figures; what it compiles although it is too large has them, and `fits`
-    False."""
+    """Figures of the compiled step, per device. If the compiler refuses the step for lack of memory, `needed` (bytes)
+    takes the place of the compiler's figures. If the step compiles although it is too large, the figures are there, and
+    `fits` is False."""
     devices = topology.devices()
     step, args, mesh = training_step(config, devices)
     result = stated(config, args, mesh) | {"fits": False}
     memory = result["memory"]
     memory["capacity"] = topology.chip.memory
-    with jax.set_mesh(mesh), tracing_for(topology.chip.platform):  # kernels and attention for that chip
+    with jax.set_mesh(mesh), tracing_for(topology.chip.platform):  # chooses kernels and attention for that chip
         began = time.perf_counter()
         traced = step.trace(*args)
         memory["saved"] = _saved(config, traced, mesh)
@@ -103,7 +103,7 @@ def _measured(compiled, memory: dict, topology: Topology) -> dict:
 
 
 def needed(message: str) -> int | None:
-    """Bytes that a program needs according to the compiler's error message."""
+    """The bytes that a program needs according to the compiler's error message; None if the message does not say."""
     for pattern in (
         r"[Uu]sed ([\d.]+)([KMGT]?) of",
         r"temporaries \(([\d.]+)([KMGT]?)\)",
@@ -119,7 +119,7 @@ def _saved(config: RunConfig, traced, mesh, space=jax.memory.Space.Device) -> in
 
 
 def _saved_by_remat(config: RunConfig, devices: list) -> dict[str, int]:
-    """Bytes that the scan would keep with each policy that computes something again."""
+    """The bytes that the scan would keep with each policy that recomputes something."""
     found = {}
     for remat in ("dots", "block"):
         other = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
@@ -130,7 +130,7 @@ def _saved_by_remat(config: RunConfig, devices: list) -> dict[str, int]:
 
 
 def _bytes(tree) -> int:
-    """Bytes of one device's share."""
+    """Bytes of one device's shards of the arrays."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
@@ -140,7 +140,7 @@ def main() -> None:
     config = from_dict(RunConfig, order["config"])
     try:
         result = compile_step(config, parse_topology(order["topology"]))
-    except Exception as error:  # every failure of a compiler is an answer
+    except Exception as error:  # a plan reports every failure of the compiler
         result = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
     Path(sys.argv[1]).write_text(json.dumps(result))
 

@@ -1,1 +1,1 @@
-"""What a finished run says: reading, comparing, drawing and reporting run folders."""
+"""Reports on runs: reading, comparing, diagnosing and drawing run folders."""

@@ -1,4 +1,4 @@
-"""The average of a run's checkpoints, as a run of its own."""
+"""Averages a run's checkpoints into a new run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,18 +28,19 @@ def average(
     batches: int = 8,
     data: str | None = None,
 ) -> dict:
-    """Writes the mean of some checkpoints' weights to the new folder `out`, a run like any.
+    """Writes the mean of several checkpoints' weights to the new folder `out`, as a run like any other.
 
-    They are the `newest` ones, or those of `steps`; all that the run keeps (`--keep`, `--keep-every`) unless either is
-    given. Matrices of a run with adapters are averaged merged, and of a run with `--ema` its averages. Thresholds of
-    Mixture-of-Depths are the newest checkpoint's.
+    The checkpoints are the `newest` ones or those of `steps`; if neither is given, all that the run has kept (`--keep`,
+    `--keep-every`). Adapters are merged into the matrices before averaging, and a run with `--ema` contributes its
+    moving averages. The thresholds of Mixture-of-Depths are those of the newest of the checkpoints.
 
-    Returns, as is written to `average.json`, the steps and the losses on the first `batches` validation batches, nats
-    per token: `newest`, of the newest of these checkpoints alone, and `average`; None is not finite. Equation: Izmailov
-    et al. 2018, arXiv:1803.05407, over one run's checkpoints (Kaddour 2022, arXiv:2209.14981).
+    Returns a dict, which is also written to `average.json`: `source`, `steps`, `batches`, and `loss`, in nats per token
+    on the first `batches` validation batches, with `newest` for the newest of these checkpoints alone and `average` for
+    the result; None if not finite. Equation: Izmailov et al. 2018, arXiv:1803.05407, over one run's checkpoints
+    (Kaddour 2022, arXiv:2209.14981).
 
-    Raises UserError: all that `open_run` raises, an `out` that is in use, fewer than two checkpoints, one that is not
-    there.
+    Raises UserError for whatever `open_run` does, for an `out` in use, for fewer than two checkpoints, and for a step
+    without a checkpoint.
     """
     if newest is not None and steps:
         raise UserError("steps", list(steps), "give either --steps or --newest")
@@ -61,7 +62,7 @@ def average(
         last = dataclasses.replace(run, step=found.step, params=found.params, mod=found.mod)
         held_out = text_batches(run, data, "validation", batches)
         blueprint = Blueprint.of(without_average(run.config), mesh)
-        if not config.model.lora.rank:  # merged matrices are as adapters made them: no scheme constrains those
+        if not config.model.lora.rank:  # no scheme constrains matrices into which adapters were merged
             mean = blueprint.with_trained(mean, blueprint.constrained(blueprint.trained(mean)))
         made = dataclasses.replace(last, blueprint=blueprint, params=mean)
         loss = {name: finite(Cutter(own).loss(held_out)) for name, own in (("newest", last), ("average", made))}

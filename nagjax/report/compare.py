@@ -17,11 +17,11 @@ from nagjax.train.checkpoint.store import steps_saved
 
 
 def compare(paths: Sequence[str | Path], out: str | Path, console: Console | None = None) -> Path:
-    """Print the comparison of two or more run folders and write it to `out` with its figures.
+    """Prints the comparison of two or more run folders and writes it to `out` with its figures.
 
-    Writes `report.html`, `report.md` and `figures/*.png`; returns the path of the HTML page. Runs that differ
-    in data, model, seed, batch or token budget are compared all the same, and the differing fields are named.
-    Raises `UserError` for fewer than two runs, the same run twice, and whatever `load_run` refuses.
+    Writes `report.html`, `report.md` and `figures/*.png`; returns the path of the HTML page. Runs that differ in data,
+    model, seed, batch or token budget are compared all the same, and the differing fields are named. Raises `UserError`
+    for fewer than two runs, for the same run twice, and for whatever `load_run` refuses.
     """
     console = console or Console()
     if len(paths) < 2:
@@ -47,7 +47,7 @@ def compare(paths: Sequence[str | Path], out: str | Path, console: Console | Non
 
 
 def behind(run: Run) -> str | None:
-    """What is wrong with a run whose newest checkpoint is newer than its log; None where nothing is."""
+    """A warning about a run whose newest checkpoint is newer than its log; None if its log is complete."""
     newest = max(steps_saved(run.path / CHECKPOINTS), default=0)
     if newest <= run.step:
         return None

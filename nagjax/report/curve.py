@@ -1,4 +1,4 @@
-"""Pruning curves: loss against the number of blocks left out, by rule, with no training."""
+"""Pruning curves: loss against the number of blocks left out, for each rule, without training."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from nagjax.runs.opening import OpenRun, check_opened, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch
 
-SHARES = (0, 1 / 24, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2)  # of the blocks
+SHARES = (0, 1 / 24, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2)  # of the blocks, that are left out
 
 
 def pruning_curve(
@@ -25,12 +25,13 @@ def pruning_curve(
     data: str | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict:
-    """Validation loss (nats per token, first `batches` batches) against blocks left out, with no training.
+    """Validation loss (nats per token, on the first `batches` batches) against the number of blocks left out, without
+    training.
 
-    Returns `depth`, `loss` (of the whole model), `batches`, and `rules`: by name a list of [blocks left out, loss,
-    which], where a loss that is not finite is None. Blocks are chosen on training text. Parameters and batches are
-    split over the `devices`, by default one. Raises UserError: all that `open_run` raises, an unknown rule, and a whole
-    model whose loss is not finite.
+    Returns a dict: `depth`, `loss` (of the whole model), `batches`, and `rules`, by name a list of [number of blocks
+    left out, loss, their indices], where a loss that is not finite is None. The rules choose blocks on training text.
+    Parameters and batches are split over the `devices`; None: one local device. Raises UserError for whatever
+    `open_run` does, for an unknown rule, and for a whole model whose loss is not finite.
     """
     check_rules(rules)
     run = open_run(folder, devices=devices, calibrated=False)
@@ -52,15 +53,15 @@ def curve_of(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, d
 
 
 def measure(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, data: str | None = None) -> tuple:
-    """What `choose` decides by: cosines, angles, and, where a rule asks for it, the damage of leaving out each block
-    alone. On a quarter as many batches, of training text."""
+    """The measurements by which `choose` decides: cosines, angles, and, if a rule needs it, the loss that leaving out
+    each block alone adds (else None). Made on training text, with a quarter as many batches."""
     text = text_batches(run, data, "train", max(batches // 4, 1))
     return *cutter.measure(text), cutter.drops(text) if "drop" in rules else None
 
 
 def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list[Batch]:
-    """The first batches of a text, of the run's size, of a mixture at least one of each corpus; with masks for a
-    bidirectional model.
+    """The first `count` batches of a text, of the run's batch size; of a mixture at least one batch of each corpus;
+    with masks for a bidirectional model.
 
     Raises UserError for an encoder without a head.
     """
@@ -72,19 +73,20 @@ def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list
 
 
 def check_depth(run: OpenRun) -> None:
-    """Raises UserError for a model of a single block, which cannot be left out."""
+    """Raises UserError for a model of a single block, because that cannot be left out."""
     check_opened(run)
     if run.config.model.depth == 1:
         raise UserError("run", str(run.folder), "has a single block, which cannot be left out: give a deeper model")
 
 
 def check_loss(run: OpenRun, loss: float) -> float:
-    """The loss of the whole model. Raises UserError where it is not finite: then nothing can be compared with it."""
+    """The loss of the whole model. Raises UserError if it is not finite, because nothing can be compared with it
+    then."""
     if not math.isfinite(loss):
         raise UserError("run", str(run.folder), f"has a loss of {loss} on this text, which tells nothing of its blocks")
     return loss
 
 
 def finite(loss: float) -> float | None:
-    """The loss as JSON has it: None where it is not finite."""
+    """The loss for JSON: None if it is not finite."""
     return loss if math.isfinite(loss) else None

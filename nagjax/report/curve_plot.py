@@ -14,8 +14,8 @@ NAMES |= {"influence": "least influence", "angle": "least turn", "drop": "least 
 
 
 def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
-    """PNG: a panel for each of one or two runs (name, `pruning_curve`), a line for each rule, without what is not
-    finite."""
+    """A PNG with one panel for each of one or two pairs (name of a run, its `pruning_curve`), and one line per rule;
+    points that are not finite are left out."""
     every = [_added(curve, rule) for _, curve in curves for rule in curve["rules"]]
     changes = [float(value) for added in every for value in added[np.isfinite(added)]]
     lowest, highest = min(changes, default=0.0), max(changes, default=0.0)
@@ -42,13 +42,13 @@ def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
 
 
 def _added(curve: dict, rule: str) -> np.ndarray:
-    """By point; NaN where the loss is not finite."""
+    """The added loss at each point of a rule's curve; NaN if the loss is not finite."""
     losses = np.array([loss for _, loss, _ in curve["rules"][rule]], float) - curve["loss"]
     return np.where(np.isfinite(losses), losses, np.nan)
 
 
 def _end(curve: dict, rule: str) -> tuple[float, float]:
-    """Where the line of a rule ends; its height is NaN where there is no line."""
+    """The point where a rule's line ends; its height is NaN if there is no line."""
     points, added = curve["rules"][rule], _added(curve, rule)
     shown = np.flatnonzero(np.isfinite(added))
     at = int(shown[-1]) if shown.size else len(points) - 1

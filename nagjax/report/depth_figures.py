@@ -1,4 +1,4 @@
-"""The figures of a diagnosis, each with one story, in reading order."""
+"""The figures of a diagnosis, each with one message, in reading order."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ RULE_LOOKS |= {"influence": (ATTENTION, "s"), "angle": (MLP, "^"), "drop": (MARK
 
 
 def draw_diagnosis(record: dict) -> list[Plot]:
-    """Every figure for which the record has data; in it, what is None is left out."""
+    """Every figure for which the record has data; values of None are left out of the figures."""
     drawings = [found for make in _FIGURES if (found := make(record)) is not None and _measured(found[2])]
     return [Plot(name, caption, draw(what)) for name, caption, what in drawings]
 
@@ -33,7 +33,7 @@ def _rest(values: Sequence[Sequence[float]], group: int = 0) -> list[float]:
 
 
 def _by_kind(values: Sequence[float]) -> list[Line]:
-    """Of values by sublayer: attention's, and the MLPs'."""
+    """The lines of values by sublayer: one for attention's, and one for the MLPs'."""
     return [Line("attention", values[::2], ATTENTION), Line("MLP", values[1::2], MLP, "s")]
 
 
@@ -102,7 +102,8 @@ def _effects(record: dict) -> Drawing:
 
 
 def _apart(name: str, caption: str, title: str, axis: str, values: Sequence, first: float) -> Drawing:
-    """Other tokens and first tokens by sublayer, on a log scale; the first value is at block `first`."""
+    """A figure of other tokens and of first tokens by sublayer, on a log scale; the first value is drawn at block
+    `first`."""
     places = first + np.arange(len(values)) / 2
     lines = [
         Line("other tokens", _rest(values), BLOCK, "o", places),

@@ -1,4 +1,4 @@
-"""Two kinds of figure that depth is shown in: lines over depth, and a matrix of depths by depths."""
+"""The two kinds of figures over depth: lines over depth, and a matrix of depths by depths."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,10 +26,10 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
-    range, so that rounding errors are not blown up to a story. knee: where values reach more than `REACH` times this
-    height, the vertical axis is linear only up to it, and logarithmic above. bars: from 0; one without a height goes to
-    the top, in the colour `MARK`."""
+    """One panel with curves over depth. level: a reference height and its name. span: the smallest vertical range, so
+    that rounding errors are not magnified. knee: if values reach more than `REACH` times this height, the vertical axis
+    is linear only up to it, and logarithmic above. bars: draws bars from 0; a bar without a height reaches the top, in
+    the colour `MARK`."""
 
     title: str
     subtitle: str
@@ -44,7 +44,8 @@ class Lines(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A matrix of depths, counted from 1: row by column, the first row at the bottom; `mask` leaves cells white."""
+    """A matrix of depths, counted from 1: rows against columns, with the first row at the bottom; cells in `mask` stay
+    white."""
 
     title: str
     subtitle: str
@@ -58,7 +59,7 @@ class Grid(NamedTuple):
 
 
 def draw(what: Lines | Grid) -> bytes:
-    """PNG; the same data give the same bytes."""
+    """The figure as a PNG; the same data give the same bytes."""
     with drawing():
         return png(_lines(what) if isinstance(what, Lines) else _grid(what), dpi=110)
 
@@ -151,7 +152,7 @@ def _grid(what: Grid) -> Figure:
 def color_bar(
     figure: Figure, drawn: AxesImage, place: tuple[float, float, float, float], label: str, log: bool
 ) -> None:
-    """The scale of a matrix's colours; place: left, bottom, width, height, as shares of the figure."""
+    """Draws the colour scale of a matrix; `place` is (left, bottom, width, height) as shares of the figure."""
     bar = figure.colorbar(drawn, cax=figure.add_axes(place))
     if log:
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,4 +1,4 @@
-"""A run that was made from another's weights, without a training of its own."""
+"""Writes a run that was made from another run's weights without training."""
 
 import dataclasses
 from pathlib import Path
@@ -20,12 +20,12 @@ COPIED = (CORPUS, ORIGIN, *TOKENIZER_FILES)
 
 
 def without_average(config: RunConfig) -> RunConfig:
-    """A config whose runs keep no average of their weights: there is none yet of what is new."""
+    """The config without a moving average of the weights: the new weights have none yet."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, ema=0.0))
 
 
 def fresh_state(run: OpenRun) -> TrainState:
-    """A state to train on from, with fresh moments; a warm-up starts with it."""
+    """A state from which training can continue, with fresh moments; training then starts with a warm-up."""
     key = jax.random.key_data(jax.random.key(run.config.train.seed))
     blueprint = Blueprint.of(run.config, run.blueprint.mesh)
     moments = blueprint.optimizer.init(blueprint.trained(run.params))
@@ -35,9 +35,9 @@ def fresh_state(run: OpenRun) -> TrainState:
 def write_derived(
     run: OpenRun, state: TrainState, out: Path, source: Path, records: dict[str, dict], loss: float | None
 ) -> None:
-    """The files of a run in an empty folder, with those of its source's tokenizer. `records`: further files, by name,
-    that say what was made of what; `loss`: on validation text, nats per token, as training scores it (of a routed model
-    by its causal decider); None is not finite."""
+    """Writes the files of a run into an empty folder, with the tokenizer's files of its source. `records`: further
+    files by name, which say how the run was made. `loss`: on validation text, in nats per token, as training scores it
+    (for a routed model by its causal decider); None if not finite."""
     for name in COPIED:
         if has_file(source / name):
             copy(source / name, out / name)

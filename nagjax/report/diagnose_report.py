@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML page that needs nothing else, and JSON beside it."""
+"""A diagnosis as one self-contained HTML page, and as JSON beside it."""
 
 import json
 from html import escape
@@ -13,8 +13,8 @@ from nagjax.runs.names import DIAGNOSIS, DIAGNOSIS_DATA
 
 
 def write_diagnosis(record: dict, folder: str | Path) -> Path:
-    """Writes diagnosis.html and diagnosis.json into `folder`; returns the page's path. The same record gives the same
-    bytes. Raises UserError where the folder cannot be written."""
+    """Writes diagnosis.html and diagnosis.json into `folder`, and returns the page's path. The same record gives the
+    same bytes. Raises UserError if the folder cannot be written."""
     folder = Path(folder)
     page = diagnosis_page(record, draw_diagnosis(record))
     write_files(folder, {DIAGNOSIS_DATA: json.dumps(record).encode(), DIAGNOSIS: page.encode()})
@@ -41,7 +41,7 @@ def diagnosis_page(record: dict, plots: list[Plot]) -> str:
 
 
 def _trained(record: dict) -> str:
-    """Of a model that was trained elsewhere it is not known."""
+    """How long the model was trained; unknown for a model that was trained elsewhere."""
     return f", after {record['step']:,} steps" if record["step"] else ""
 
 

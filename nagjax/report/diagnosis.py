@@ -1,4 +1,4 @@
-"""Everything `nagjax.report` measures, of one model on one text, as one plain record."""
+"""All measurements of `nagjax.measure` on one model and one text, as one plain record."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from nagjax.runs.opening import OpenRun
 from nagjax.train.head_loss import by_token, head_loss
 from nagjax.train.loss import Batch
 
-DIGITS = 5  # significant ones that are kept in the record
+DIGITS = 5  # significant digits kept in the record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Effort:
     corpus."""
 
     probes: Count = 4
-    skips: Count = 4  # one pass over twice the sequences for each block and batch
+    skips: Count = 4  # each block takes a pass over twice the sequences of a batch
     curve: Count = 8
 
     def __post_init__(self):
@@ -51,16 +51,17 @@ def diagnose(
     rules: Sequence[str] = tuple(RULES),
     say: Callable[[str], None] = lambda text: None,
 ) -> dict:
-    """All measures of a run on validation text, as JSON values; `verdict` tells them in words.
+    """Measures a run on validation text. Returns JSON values, with `verdict`, which says in words what they show.
 
-    By sublayer [S, G] and by block [L, G] with G = (tokens inside a document, first tokens); the rest is of tokens
-    inside documents (losses, gradients and calibration: of all that count). See `nagjax.measure` for what each is. The
-    loss of a bidirectional model is that of masked tokens (`nagjax.measure.masked`). Means are over the counted tokens
-    of all batches, weighed as the loss is (`nagjax.measure.counted`); ranks, CKA and norms of gradients are means over
-    batches. None: not measured, or not finite. `say` is told what is being done.
+    Values by sublayer have the shape [S, G] and those by block [L, G], with G = (tokens inside a document, first
+    tokens). All other values are of tokens inside documents; losses, gradients and calibration are of all tokens that
+    count. `nagjax.measure` defines each measure. The loss of a bidirectional model is that of masked tokens
+    (`nagjax.measure.masked`). Means are over the counted tokens of all batches, weighted as in the loss
+    (`nagjax.measure.counted`); ranks, CKA and norms of gradients are means over batches. None means not measured or not
+    finite. `say` is called with a line about each step.
 
-    Raises UserError for an unknown rule, a model of one block, an encoder without a head, where no target of the text
-    counts, and where the whole model's loss is not finite.
+    Raises UserError for an unknown rule, a model of one block, an encoder without a head, a text without a target that
+    counts, and a whole model whose loss is not finite.
     """
     check_depth(run)
     check_rules(rules)
@@ -109,7 +110,8 @@ def _title(run: OpenRun) -> str:
 
 
 class Text(NamedTuple):
-    """Batches that have a counted target, how many each has, and how much one of them counts in a mean."""
+    """The batches that have a counted target, the number of these in each, and the weight of one such target in a
+    mean."""
 
     batches: list[Batch]
     counts: Float[np.ndarray, " N"]
@@ -117,19 +119,19 @@ class Text(NamedTuple):
 
 
 def _text(run: OpenRun, batches: Sequence[Batch]) -> Text:
-    """Raises UserError where no target counts."""
+    """The batches with their counts and weights. Raises UserError if no target counts."""
     counts = np.array([float(np.sum(batch.weights)) for batch in batches])
     own, some = scales(run.config.data, batches, counts), counts > 0
     return Text([batch for batch, has in zip(batches, some, strict=True) if has], counts[some], own[some])
 
 
 def _tokens(text: Text) -> int:
-    """How many targets count."""
+    """The number of targets that count."""
     return int(sum(np.sum(batch.weights > 0) for batch in text.batches))
 
 
 def _residual(run: OpenRun, text: Text, options: dict) -> dict:
-    """What the probe and its sampled tokens tell, over all batches. Raises UserError where it finds no token."""
+    """The measures from the probe and its sampled tokens, over all batches. Raises UserError if it finds no token."""
     found, weights, sampled, mesh = [], [], [], run.blueprint.mesh
     for batch, scale in zip(text.batches, text.scales, strict=True):
         if looks_at(batch):
@@ -144,7 +146,7 @@ def _residual(run: OpenRun, text: Text, options: dict) -> dict:
 
 
 def _over_batches(seen: Probe, samples: dict, weights: Float[np.ndarray, " N"], sampled: Int[np.ndarray, " N"]) -> dict:
-    """Of what N batches gave, stacked."""
+    """Reduces the stacked results of N batches to means."""
     groups = weights[:, None] * seen.counts["groups"]
     inside = groups[:, 0]
     of_groups = lambda x: mean(x, groups[:, None])  # noqa: E731
@@ -192,8 +194,8 @@ def _sampled(h: Float[Array, "L+1 N D"]) -> dict:
 
 
 def _gradients(run: OpenRun, text: Text, options: dict) -> dict[str, Float[np.ndarray, " L"] | None]:
-    """Norms of the mean loss' gradient by block, means over the batches: with respect to its parameters, and to the
-    residual in front of it (None for a scheme that does not declare `rebuilds`)."""
+    """Norms of the gradient of the mean loss by block, means over the batches: with respect to the block's parameters,
+    and to the residual in front of it (None for a scheme that does not declare `rebuilds`)."""
     graph, params = nnx.split(run.model)
     rebuilds, depth = run.model.scheme.rebuilds, run.config.model.depth
 
@@ -215,7 +217,7 @@ def _gradients(run: OpenRun, text: Text, options: dict) -> dict[str, Float[np.nd
 
 
 def _calibration(found: Float[Array, "bins 3"]) -> dict:
-    """By bin that has any: share of the tokens, mean confidence, share of right predictions."""
+    """For each bin with tokens: share of the tokens, mean confidence, share of right predictions."""
     sums = np.asarray(found)
     return {
         "error": calibration.expected_calibration_error(found),
@@ -236,8 +238,8 @@ def _held_gates(run: OpenRun, text: Text, data: str | None, say: Callable[[str],
 
 
 def _added(added: Float[np.ndarray, "*S N"], weights: Float[np.ndarray, " N"]) -> dict:
-    """The mean of what was added to N batches' losses, and its standard error from their spread, in which of a mixture
-    the differences between its corpora are, too; None for one batch."""
+    """The mean of what was added to N batches' losses, and its standard error from the spread over batches; None for
+    one batch. For a mixture, the spread includes the differences between its corpora."""
     share, count = weights / weights.sum(), len(weights)
     with np.errstate(invalid="ignore"):  # a loss may be infinite
         whole = added @ share
@@ -246,7 +248,7 @@ def _added(added: Float[np.ndarray, "*S N"], weights: Float[np.ndarray, " N"]) -
 
 
 def _skips(run: OpenRun, text: Text, options: dict, progress: Progress) -> dict:
-    """What skipping each block alone does to the loss, to the output and to later blocks."""
+    """The effect of skipping each block alone on the loss, on the output and on later blocks."""
     graph, params = nnx.split(run.model)
     one = jax.jit(functools.partial(_skip, graph, options))
     depth = run.config.model.depth
@@ -298,7 +300,7 @@ def _rows(output: Output, rows: slice) -> Output:
 
 
 def _plain(value):
-    """JSON values, numbers cut to some digits; what is not finite becomes None."""
+    """JSON values: numbers are rounded to DIGITS significant digits, and numbers that are not finite become None."""
     if isinstance(value, dict):
         return {name: _plain(own) for name, own in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How runs are named and numbers are written, the same in every table, figure and sentence."""
+"""Names of runs and formats of numbers, the same in every table, figure and sentence."""
 
 import math
 from collections import Counter
@@ -11,7 +11,8 @@ NOT_MEASURED = "n/m"
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """A distinct name per run: its scheme's title, then its folder's name and its place where needed."""
+    """A distinct name per run: its scheme's title, followed where needed by its folder's name, and then by its
+    number."""
     known = schemes()
     labels = [known[run.scheme].title if run.scheme in known else run.scheme for run in runs]
     for extra in (lambda i: runs[i].path.name, lambda i: f"#{i + 1}"):
@@ -21,7 +22,8 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
 
 
 def machine(run: Run) -> str:
-    """What a run was trained on: 8 x NVIDIA H200. Every CPU is the device `cpu`, so of a CPU its name is added."""
+    """The devices that a run was trained on, such as 8 x NVIDIA H200. Every CPU is the device `cpu`, so the name of a
+    CPU is added."""
     kind, cpu = run.info.get("device", "unknown device"), run.info.get("cpu")
     named = f" ({cpu})" if kind == "cpu" and cpu else ""
     return f"{run.info.get('devices', '?')} x {kind}{named}"
@@ -39,7 +41,7 @@ def count(value: float) -> str:
 
 
 def number(value: float | None, decimals: int) -> str:
-    """A fixed number of decimals; `n/m` for what was not measured, `NaN` and `inf` said as such."""
+    """The number with fixed decimals; `n/m` if it was not measured (None), `NaN` and `inf` if it is not finite."""
     if value is None:
         return NOT_MEASURED
     if math.isnan(value):
@@ -55,7 +57,7 @@ def factor(value: float) -> str:
 
 
 def signed(value: float, decimals: int) -> str:
-    """A difference with its sign, the minus as wide as the plus."""
+    """A difference with its sign; the minus is a minus sign, as wide as the plus."""
     return f"{value:+.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 

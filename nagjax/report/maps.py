@@ -12,15 +12,15 @@ from nagjax.files import write_bytes, write_text
 from nagjax.report.style import drawing, png
 from nagjax.runs.names import MAP, MAP_DATA
 
-SHOWN = 96  # tokens in one picture: more cannot be read
+SHOWN = 96  # tokens in one picture; more would be unreadable
 SKIPPED = "#ffffff"
 
 
 def depth_map(paths: dict, title: str, *, top: float | None = None, dpi: int = 150) -> bytes:
-    """PNG: a column for each of the first `SHOWN` tokens, a row per sublayer from the first (bottom) to the last,
-    coloured by the angle by which the sublayer turned the token, up to `top` degrees (by default the angle that 98% of
-    those drawn are below); white where it was skipped. Beside it the share of all tokens that each sublayer ran, and
-    above it the share of all pairs that were skipped."""
+    """A PNG with a column for each of the first `SHOWN` tokens and a row per sublayer, the first at the bottom. Each
+    cell is coloured by the angle by which the sublayer turned the token, up to `top` degrees (by default the 98th
+    percentile of the angles drawn); cells that were skipped are white. Beside it is the share of all tokens that each
+    sublayer ran, and above it the share of all pairs that were skipped."""
     with drawing():
         everywhere = paths["ran"]
         ran, degrees = everywhere[:, :SHOWN], paths["degrees"][:, :SHOWN]
@@ -53,7 +53,7 @@ def depth_map(paths: dict, title: str, *, top: float | None = None, dpi: int = 1
         size, weight = (matplotlib.rcParams[f"axes.title{own}"] for own in ("size", "weight"))
         figure.suptitle(
             over, x=0.01, ha="left", fontsize=size, fontweight=weight
-        )  # it may be wider than the first axes
+        )  # the title may be wider than the first axes
         bar = figure.colorbar(drawn, ax=shares, pad=0.02, extend="max")
         bar.set_label("turn (degrees)")
         levels = np.arange(1, sublayers + 1)
@@ -67,7 +67,7 @@ def depth_map(paths: dict, title: str, *, top: float | None = None, dpi: int = 1
 
 
 def skip_curve_plot(curve: dict, *, dpi: int = 150) -> bytes:
-    """PNG of what skipping adds to the loss against executed forward FLOPs, by angle and by the controls of
+    """A PNG of the loss that skipping adds against executed forward FLOPs, by angle and by the controls of
     `nagjax.measure.skip_curve.calibrate`."""
     with drawing():
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -89,7 +89,7 @@ def skip_curve_plot(curve: dict, *, dpi: int = 150) -> bytes:
                 place = point["flops"] / dense["flops"], added(point, "loss")
                 how = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
                 axes.annotate(f"chosen: {point['rate']:g}", place, (0, 8), **how)
-        axes.set_yscale("symlog", linthresh=0.01)  # skipping a little may lower the loss
+        axes.set_yscale("symlog", linthresh=0.01)  # symlog, because skipping a little may lower the loss
         axes.set_xlabel(f"executed forward FLOPs, share of the dense model's, whose loss is {dense['loss']:.3f}")
         axes.set_title("What skipping adds to the validation loss (nats per token, logarithmic above 0.01)")
         axes.legend(frameon=False)
@@ -97,7 +97,7 @@ def skip_curve_plot(curve: dict, *, dpi: int = 150) -> bytes:
 
 
 def write_map(paths: dict, folder: Path, title: str) -> Path:
-    """Writes map.png and map.json into the folder, made if need be, and returns the picture's path."""
+    """Writes map.png and map.json into the folder, which is created if needed, and returns the picture's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / MAP, depth_map(paths, title))
     content = {"tokens": paths["tokens"], "ran": paths["ran"].astype(int).tolist()}

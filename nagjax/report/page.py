@@ -1,4 +1,4 @@
-"""A report laid out as one HTML page that needs nothing else, and as Markdown beside its figures."""
+"""Lays out a report as one self-contained HTML page, and as Markdown with its figures."""
 
 import base64
 import re
@@ -49,7 +49,7 @@ summary { cursor: pointer; padding: 0.25rem 0; font-weight: 600; }
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says, before it is laid out as a page."""
+    """The content of a report, before it is laid out."""
 
     title: str
     verdict: str
@@ -68,7 +68,7 @@ class Report:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Each file whole, or the old one untouched. Raises UserError where one cannot be written."""
+    """Writes each file completely, or leaves the old one untouched. Raises UserError if one cannot be written."""
     for name, content in files.items():
         path = folder / name
         try:
@@ -110,7 +110,7 @@ def figure_html(plot: Plot) -> str:
 
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A page of these pieces of HTML, in the style of all pages; the title is plain text."""
+    """A page from these pieces of HTML, in the style of all pages; `title` is plain text, which is escaped."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -121,7 +121,7 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def markdown_page(report: Report, figures: str) -> str:
-    """The same in Markdown, the figures linked from the folder `figures` beside it."""
+    """The report as Markdown, with links to the figures in the folder `figures` beside it."""
     parts = [f"# {_plain(report.title)}", f"**{_plain(report.verdict)}**", _plain(report.learning_rates)]
     parts += [_plain(note) for note in report.notes]
     if report.unequal:
@@ -157,7 +157,7 @@ def _items(lines: tuple[str, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escapes a text so that Markdown shows it as it is."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 

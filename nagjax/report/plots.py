@@ -1,6 +1,6 @@
 """The figures of a comparison: loss over training, the gap to plain, growth, and profiles over depth.
 
-Each is drawn off screen on its own `Figure`; no global matplotlib state is read or left behind.
+Each is drawn off screen on its own `Figure`; no global state of matplotlib is read or changed.
 """
 
 import math
@@ -24,7 +24,7 @@ EARLY = 0.2
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its file stem, what it shows, and the PNG."""
+    """One figure: its file stem, its caption, and the PNG."""
 
     name: str
     caption: str
@@ -40,7 +40,8 @@ class Plot:
 def draw_plots(
     runs: Sequence[Run], figures: Sequence[str] | None = None, *, dpi: int = RC["savefig.dpi"]
 ) -> list[Plot]:
-    """Every figure (of those named) for which the runs have data, in reading order. The same runs give the same bytes.
+    """Every figure (of those in `figures`, if given) for which the runs have data, in reading order. The same runs give
+    the same bytes.
 
     dpi: dots per inch of the PNGs.
     """
@@ -56,7 +57,7 @@ def draw_plots(
 
 
 def smooth(values: Float[np.ndarray, "N"], reach: int) -> Float[np.ndarray, "N"]:
-    """Mean of the finite values at most `reach` places away; what was not finite stays NaN."""
+    """The mean of the finite values at most `reach` positions away; values that are not finite become NaN."""
     finite = np.isfinite(values)
     at = np.arange(values.size)
     first, last = np.maximum(at - reach, 0), np.minimum(at + reach + 1, values.size)
@@ -247,7 +248,7 @@ FIGURES: dict[str, Callable] = {
 
 
 def _two_panels(axes: Sequence[Axes], curves: Sequence[tuple[np.ndarray, Style]]) -> None:
-    """Attention sublayers on the left, MLP sublayers on the right, blocks counted from 1."""
+    """Draws attention sublayers on the left and MLP sublayers on the right, with blocks counted from 1."""
     deepest = max(y.size // 2 for y, _ in curves)
     for ax, kind, first in zip(axes, ("Attention", "MLP"), (0, 1), strict=True):
         for y, style in curves:
@@ -262,12 +263,12 @@ def _two_panels(axes: Sequence[Axes], curves: Sequence[tuple[np.ndarray, Style]]
 
 
 def _late(tokens: np.ndarray, values: np.ndarray, runs: Sequence[Run]) -> np.ndarray:
-    """The values measured after the first `EARLY` of the longest run's tokens; all when none were."""
+    """The values measured after the first `EARLY` of the longest run's tokens; all values if none were."""
     late = values[tokens >= EARLY * max(run.tokens for run in runs)]
     return late if np.isfinite(late).any() else values
 
 
 def _end(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The last point of a curve that is finite."""
+    """The last finite point of a curve."""
     at = np.flatnonzero(np.isfinite(y))
     return (float(x[at[-1]]), float(y[at[-1]])) if at.size else (float("nan"), float("nan"))

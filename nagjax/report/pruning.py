@@ -1,4 +1,4 @@
-"""A trained model without some of its blocks, as a run of its own."""
+"""Removes blocks of a trained model and writes what is left as a new run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from nagjax.train.evaluator import put
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 
-WAIT = 16  # steps of healing between looks at their metrics, for which the host waits for the devices
+WAIT = 16  # steps of healing between checks of their metrics, for which the host waits for the devices
 
 
 def prune(
@@ -43,21 +43,23 @@ def prune(
     data: str | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict:
-    """Removes blocks of the run in `folder` for good and writes what is left to the new folder `out`, a run like any.
+    """Removes blocks of the run in `folder` permanently and writes the rest to the new folder `out`, as a run like any
+    other.
 
-    The blocks (indices, from 0, among those that the source has, as in `removed`) are those given, or `count` chosen by
-    a rule of `nagjax.measure.cuts.RULES` on training text. Those that stay keep their place in depth, and with it
-    LayerNorm Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow
-    at the constant rate `lr` after a warm-up of a tenth of them, with fresh moments, on the batches after the ones the
-    run has seen; all else as the run was trained.
+    The blocks are those in `blocks` (indices from 0 among the blocks of the source), or `count` blocks chosen by a rule
+    of `nagjax.measure.cuts.RULES` on training text. Blocks that stay keep their position in depth, and with it
+    LayerNorm Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow,
+    at the constant rate `lr` after a warm-up over a tenth of them, with fresh moments, on the batches after those that
+    the run has seen; all other settings are the run's.
 
-    Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
-    healing); one that is not finite is None. `after` is that of the run that is written; the rules judge the whole run
-    that leaves blocks out, which may differ with two schemes (see `without`). Returns these with `removed`, `rule` and
-    `kept` (places in the model from which nothing had been removed yet), as is written to `prune.json`. A calibrated
-    rate is not taken along. Parameters and batches are split over the `devices`, by default one.
+    Returns a dict, which is also written to `prune.json`: `removed`, `rule`, `kept` (positions in the model before
+    anything was ever removed from it), `source`, `batches`, `heal_steps`, `lr`, and `loss`. The losses, in nats per
+    token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without healing); None
+    if not finite. `after` is that of the run that is written; the rules judge the whole run with blocks left out of its
+    forward pass, which may differ in two schemes (see `without`). A calibrated rate is not carried over. Parameters and
+    batches are split over the `devices`; None: one local device.
 
-    Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
+    Raises UserError for whatever `open_run` does, an `out` in use, blocks that do not exist, and an unknown rule.
     """
     _check(rule, count, blocks, heal_steps, lr)
     with new_folder(out, "prune") as building:
@@ -87,20 +89,21 @@ def prune(
 
 
 def chosen(run: OpenRun, cutter: Cutter, rule: str, count: int, batches: int, data: str | None) -> list[int]:
-    """The blocks a rule removes, judged on training text."""
+    """The blocks that a rule removes, chosen on training text."""
     if not 1 <= count < cutter.depth:
         raise UserError("count", count, f"remove at least 1 and at most {cutter.depth - 1} of {cutter.depth} blocks")
     return choose(rule, count, *measure(run, cutter, [rule], batches, data))
 
 
 def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
-    """The run without these blocks (0-based among those it has), which are gone from its parameters and its config.
+    """The run without these blocks (indices from 0 among those it has), which are removed from its parameters and its
+    config.
 
-    It gives the logits of the whole run whose forward pass leaves the blocks out (`forward_without`), but for two
-    schemes. denseformer: the pass without a block that ends with an average puts the residual there into the past,
-    which later averages read; in the run that is left there are zeros instead. mix_ln: where the last Post-LN block
-    that stays is followed by removed blocks and then a Pre-LN block that is not the first one, both of these use that
-    one's gain.
+    It gives the same logits as the whole run with the blocks left out of its forward pass (`forward_without`), except
+    in two schemes. denseformer: when a block that ends with an average is left out of the pass, the residual there
+    enters the past that later averages read; in the shortened run the past has zeros instead. mix_ln: if the last
+    Post-LN block that stays is followed by removed blocks and then by a Pre-LN block that is not the first one, these
+    two both use that Pre-LN block's gain.
 
     Raises UserError as `staying` and `ModConfig.among` do.
     """
@@ -128,7 +131,7 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
 
 
 def _bridged(params: dict, at: Int[np.ndarray, " l"], bridge: Bridge) -> dict:
-    """The parameters with those of the blocks that stay alone, and what their scheme hands on from removed ones."""
+    """The parameters of the blocks that stay, and those that their scheme passes on from removed blocks."""
     blocks = jax.tree.map(lambda x: x[at], params["blocks"])
     if "gate" in blocks["mlp"]:
         gates = jax.tree.map(lambda x: x[np.array(bridge.gates)], params["blocks"]["mlp"]["gate"])
@@ -142,9 +145,9 @@ def _bridged(params: dict, at: Int[np.ndarray, " l"], bridge: Bridge) -> dict:
 
 
 def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | None) -> tuple[OpenRun, TrainState]:
-    """Trains on for some steps, without what the scheme does early in a training (`Scheme.trained`).
+    """Trains for `steps` more steps, without what the scheme does only early in training (`Scheme.trained`).
 
-    Raises UserError where a step's loss or gradient is not finite, or jumps by the run's `spike`.
+    Raises UserError if a step's loss or gradient is not finite, or if its loss spikes by the run's `spike`.
     """
     old = run.config
     total = run.step + steps
@@ -154,7 +157,7 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
     blueprint = Blueprint.of(config, run.blueprint.mesh)
     step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
     bad, order, text = [], Skipped(run.folder, fresh=False), run_text(run, data, "train")
-    # `steps` is that of the training: a mixture's weights go on where they stood
+    # the steps of the whole training, so that a mixture's weights continue from where they were
     with closing(TrainBatches(text, train.batch, config.model.context, old.train.steps)) as batches:
         for number in range(run.step, total):
             state, metrics = step(state, put(blueprint, batches.take(order.batch_of(number + 1))))

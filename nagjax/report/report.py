@@ -1,4 +1,4 @@
-"""One comparison gathered in a folder: `report.html`, which stands alone, and `report.md` with figures."""
+"""Writes one comparison into a folder: `report.html`, which is self-contained, and `report.md` with figures."""
 
 import json
 import math
@@ -20,20 +20,20 @@ from nagjax.runs.names import MAP
 FIGURES = "figures"
 """Folder of the PNGs, beside the report."""
 PAGE = "report.html"
-LARGEST_MAP = 1 << 26  # bytes of a run's own picture
+LARGEST_MAP = 1 << 26  # bytes of a picture in a run's folder
 
 
 def write_report(runs: Sequence[Run], folder: str | Path, title: str, notes: Sequence[str] = ()) -> Path:
-    """Write `report.html`, `report.md` and `figures/*.png` into `folder`; return the path of the HTML page.
+    """Writes `report.html`, `report.md` and `figures/*.png` into `folder`, and returns the path of the HTML page.
 
-    `notes` are paragraphs of plain text set below the verdict. The same runs give the same bytes. Raises
-    `UserError` without runs, for a run with no evaluation yet, and when the folder cannot be written.
+    `notes` are paragraphs of plain text below the verdict. The same runs give the same bytes. Raises `UserError`
+    without runs, for a run without an evaluation, and if the folder cannot be written.
     """
     return save_report(build_report(runs, title, notes), folder)
 
 
 def save_report(report: Report, folder: str | Path) -> Path:
-    """Lay the report out and write its files into `folder`; return the path of the HTML page."""
+    """Lays out the report and writes its files into `folder`; returns the path of the HTML page."""
     folder = Path(folder)
     refuse_link(folder / FIGURES)
     files = {f"{FIGURES}/{plot.name}.png": plot.png for plot in report.plots}
@@ -46,14 +46,15 @@ def save_report(report: Report, folder: str | Path) -> Path:
 
 
 def _forget(figures: Path, names: Collection[str]) -> None:
-    """Removes figures of an earlier report in the same folder, other than these, which are written anew."""
+    """Removes the figures of an earlier report in the same folder, except those with these names, which are written
+    anew."""
     for path in (*(figures / f"{name}.png" for name in PLOTS), *figures.glob("map-*.png")):
         if path.stem not in names and not path.is_symlink():
             path.unlink(missing_ok=True)
 
 
 def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> Report:
-    """Everything the report says, computed from the runs."""
+    """The content of the report, computed from the runs."""
     if not runs:
         raise UserError("runs", [], "a report needs at least one run")
     labels = run_labels(runs)
@@ -107,7 +108,7 @@ def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:
 
 
 def _commands(runs: Sequence[Run]) -> tuple[str, ...]:
-    """What to type next, with the runs as they were named."""
+    """The commands to type next, with the runs as the user named them."""
     paths = [shlex.quote(str(run.path)) for run in runs]
     values, _ = ranking(runs)
     best = min(range(len(runs)), key=lambda i: values[i] if math.isfinite(values[i]) else math.inf)

@@ -1,4 +1,5 @@
-"""One look for every figure: colours that survive colour blindness, quiet axes, names at line ends."""
+"""One style for all figures: colours that colour-blind readers can tell apart, quiet axes, names at the ends of
+lines."""
 
 import contextlib
 import functools
@@ -22,11 +23,11 @@ from nagjax.console import note
 from nagjax.report.labels import count, run_labels
 from nagjax.runs.log import Run
 
-MOST_TICKS = 10  # of a log axis
-REACH = 30  # times the height of a knee (`axis_with_knee`)
+MOST_TICKS = 10  # of a logarithmic axis
+REACH = 30  # see `axis_with_knee`
 _INK, _QUIET, _RULE = "#222222", "#666666", "#dddddd"
 
-# Okabe and Ito's colours, and Tol's for the other schemes.
+# Okabe and Ito's colours, and Tol's for further schemes.
 _SCHEMES = {
     "plain": ("#4d4d4d", "o"),
     "nag": ("#d55e00", "s"),
@@ -42,7 +43,7 @@ _COLORS = (
     *("#44aa99", "#b8860b", "#7b68ee", "#a0522d"),
 )
 _MARKERS = ("p", "<", ">", "h", "*", "d", "8", "v", "X")
-_NAMED = (  # each its own pair of these; any other name has a pair by its letters
+_NAMED = (  # each of these has its own pair; any other name gets a pair by its letters
     *("block_attn_res", "completep", "deepnorm", "denseformer", "depth_scaled", "highway_convex", "hyper_connections"),
     *("keel", "layer_norm", "layer_scale", "mhc", "mix_ln", "ngpt", "oru", "parallel", "peri_ln", "post_ln", "prores"),
     *("reordered", "sandwich", "skip_init", "review_convex", "pre_ln", "scaled_start"),
@@ -53,8 +54,8 @@ _SCRIPTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Micro Hei", "Hiragino Sans"),
     *("PingFang SC", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
 )
-NO_GLYPH = r"Glyph \d+ "  # how matplotlib's warning begins
-_WIDTH, _LEFT, _RIGHT = 8.2, 0.7, 6.9  # inches: the figure, and where the axes begin and end in it
+NO_GLYPH = r"Glyph \d+ "  # the beginning of matplotlib's warning
+_WIDTH, _LEFT, _RIGHT = 8.2, 0.7, 6.9  # inches: the figure's width, and the left and right ends of its axes
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
 RC = {
@@ -87,11 +88,13 @@ RC = {
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """While it lasts figures are drawn in this look, off screen, whatever the user's own settings are.
+    """A context in which figures are drawn in this style, off screen, whatever the user's own settings are.
 
-    No text is read as mathematics, so that tokens and names of folders may hold any signs; a log axis needs a formatter
-    that writes none. Signs that no font of this machine has are drawn as boxes, which is said once."""
-    # not in RC, with which recipes draw log axes whose numbers matplotlib writes as mathematics
+    No text is parsed as mathematics, so that tokens and folder names may contain any characters; a log axis therefore
+    needs a formatter that writes no mathematics. Characters that no font of this machine has are drawn as boxes; a note
+    says so once.
+    """
+    # not in RC: recipes use that for log axes whose numbers matplotlib writes as mathematics
     own = {"text.parse_math": False, "backend": "agg", "font.family": [RC["font.family"], *_further_fonts()]}
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", NO_GLYPH)
@@ -106,13 +109,13 @@ def drawing() -> Iterator[None]:
 
 @functools.cache
 def _further_fonts() -> list[str]:
-    """Of the fonts with signs that the first has not, those of this machine."""
+    """The fonts on this machine that have characters which the first font lacks."""
     here = {font.name for font in matplotlib.font_manager.fontManager.ttflist}
     return [name for name in _SCRIPTS if name in here]
 
 
 def png(figure: Figure, dpi: float) -> bytes:
-    """The same figure gives the same bytes."""
+    """The figure as a PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
@@ -120,7 +123,7 @@ def png(figure: Figure, dpi: float) -> bytes:
 
 @dataclass(frozen=True)
 class Style:
-    """How one run is drawn and what it is called."""
+    """A run's name and its look in figures."""
 
     label: str
     color: str
@@ -140,7 +143,8 @@ class Style:
 
 
 def scheme_look(name: str) -> tuple[str, str]:
-    """Colour and marker of a scheme, or of an arm that is none, the same in every figure: by name alone."""
+    """The colour and marker of a scheme, or of another arm of an experiment; they depend on its name alone and so are
+    the same in every figure."""
     if name in _SCHEMES:
         return _SCHEMES[name]
     at = _NAMED.index(name) if name in _NAMED else zlib.crc32(name.encode())
@@ -148,9 +152,10 @@ def scheme_look(name: str) -> tuple[str, str]:
 
 
 def run_styles(runs: Sequence[Run]) -> list[Style]:
-    """A colour and marker per scheme, the same in every figure; a dash pattern per repeat of a scheme.
+    """A colour and marker per scheme, the same in every figure, and a dash pattern per repeat of a scheme.
 
-    A name that is no scheme of the library gives way where another of this figure has its colour or marker."""
+    A name that is not a scheme of the library gets other ones if another run in this figure has its colour or marker.
+    """
     looks: dict[str, tuple[str, str]] = {}
     known = {*_SCHEMES, *_NAMED}
     for name in sorted({run.scheme for run in runs}, key=lambda name: (name not in known, name)):
@@ -168,7 +173,7 @@ def run_styles(runs: Sequence[Run]) -> list[Style]:
 
 
 def new_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure of one or two panels with a shared vertical axis and room for names on the right."""
+    """An empty figure with one or two panels, a shared vertical axis, and room for names on the right."""
     figure = Figure(figsize=(_WIDTH, 4.4))
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     figure.subplots_adjust(left=0.085, right=0.84, top=0.80 if panels == 1 else 0.76, bottom=0.13, wspace=0.08)
@@ -185,9 +190,9 @@ def token_axis(ax: Axes, last: float) -> None:
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]], gap: float = 0.062) -> None:
-    """Write each `(x, y, text, color)` right of the axes, with a hair line to (x, y).
+    """Writes each `(x, y, text, color)` to the right of the axes, with a thin line to (x, y).
 
-    No two texts are closer than `gap`, a share of the axes' height. Call it when the limits are final: it
+    No two texts are closer than `gap`, a share of the axes' height. To be called when the limits are final, because it
     makes room on the right for the longest text. An end that is not finite is named at the bottom.
     """
     if not ends:
@@ -217,7 +222,7 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]], gap: flo
                 arrowprops=line if np.isfinite(y) else None,
             )
         )
-    # of the words alone: an annotation's own extent has its hair line in it
+    # the extent of an annotation would include its line
     widest = max(Text.get_window_extent(text).width for text in texts) / figure.dpi
     width = max(_WIDTH, _RIGHT + 16 / 72 + widest + 0.12)
     figure.set_figwidth(width)
@@ -240,8 +245,8 @@ def _spread(heights: Sequence[float], gap: float) -> list[float]:
 def log_axis(
     ax: Axes, low: float, high: float, write: Callable[[float], str] = lambda value: f"{value:g}", least: float = 1.0
 ) -> None:
-    """A log axis over [low, high], widened to the factor `least`, whose ticks are round numbers, as many as the range
-    needs."""
+    """A log axis over [low, high], widened to at least the factor `least`. Its ticks are round numbers, as many as the
+    range needs."""
     ax.set_yscale("log")
     span = np.log(high / low)
     pad = max(0.04 * span, 0.02, (np.log(least) - span) / 2)
@@ -252,7 +257,7 @@ def log_axis(
         ticks = [t for t in np.outer(decades, digits).ravel() if low <= t <= high]
         if len(ticks) >= 4:
             break
-    else:  # a range so short that evenly spaced ticks look even
+    else:  # in a range this short, evenly spaced ticks look even
         ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
     ax.yaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // MOST_TICKS) or 1]))
     ax.yaxis.set_minor_locator(NullLocator())
@@ -261,8 +266,8 @@ def log_axis(
 
 
 def axis_with_knee(ax: Axes, knee: float, low: float, high: float) -> None:
-    """A vertical axis that is linear up to the height `knee` and logarithmic above, for values that reach more than
-    `REACH` times as high."""
+    """A vertical axis that is linear up to the height `knee` and logarithmic above it, for values that reach more than
+    `REACH` times that height."""
     ax.set_yscale("symlog", linthresh=knee, linscale=0.6)
     ax.set_ylim(min(0.0, 1.2 * low), 1.4 * high)
     ticks = [0.0, *(step * 10.0**power for power in range(-9, 10) for step in (1, 3))]

@@ -1,4 +1,4 @@
-"""The comparison of runs as one table: in the terminal, in Markdown, in HTML."""
+"""The comparison of runs as a table: for the terminal, in Markdown, and in HTML."""
 
 import html
 import re
@@ -39,12 +39,12 @@ class Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """The facts of each run. Of runs on one machine the best step time is marked, ties included, the best bits per byte
-    where all runs share their text, and the best validation loss where they share the tokenizer, too.
+    """The facts of each run. The best values are marked, ties included: the step time if all runs used the same kind of
+    machine, bits per byte if they share their text, and the validation loss if they share the tokenizer, too.
 
-    The step time also stands as a ratio to the plain run's where there is one of the same shape and machine. Runs with
-    Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`).
-    Raises `UserError` for a run with no evaluation yet.
+    The step time is also given as a ratio to that of the plain run, if there is one of the same shape and machine. Runs
+    with Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`). Raises `UserError` for a
+    run without an evaluation.
     """
     evaluations = [run.last_eval for run in runs]
     depth = [run.depth_facts for run in runs]
@@ -90,8 +90,8 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 
 
 def step_time_ratio(run: Run, runs: Sequence[Run]) -> float | None:
-    """Step time over that of the first plain run of the same model, batch, mesh and machine, or None. Routing is not
-    compared: a run that skips stands beside the dense one."""
+    """The step time divided by that of the first plain run with the same model, batch, mesh and machine; None if there
+    is none. The plain run must be dense, but `run` may use routing."""
 
     def shape(r: Run) -> list:
         train = r.config.get("train", {})
@@ -110,7 +110,7 @@ def _skipped(run: Run) -> float:
 
 
 def to_rich(table: Table, width: int) -> Group:
-    """For the terminal: a row per quantity, and as many runs side by side as `width` characters allow."""
+    """The table for the terminal: a row per quantity, and as many runs side by side as fit into `width` characters."""
     names = [Text(visible(name)) for name in table.columns[1:]]
     first = max(map(len, table.columns))
     tables, rows = [], list(table.rows)
@@ -158,8 +158,8 @@ def to_html(table: Table) -> str:
 def _marked(
     values: Sequence[float | None], write: Callable[[float | None], str], comparable: bool = True
 ) -> list[Cell]:
-    """Cells with the lowest marked, if they are `comparable`; values written the same are equally good. One run alone
-    is no best."""
+    """Cells in which the lowest value is marked, if the values are `comparable`; values written the same are equally
+    good. A single run is not marked."""
     texts = [write(value) for value in values]
     measured = [
         (value, text) for value, text in zip(values, texts, strict=True) if value is not None and value == value
@@ -169,12 +169,12 @@ def _marked(
 
 
 def _needed(row: Sequence[Cell]) -> int:
-    """Characters a run's column needs; its name may be broken between words."""
+    """The number of characters that a run's column needs; its name may be broken between words."""
     words = row[0].text.split()
     return max(*map(len, words), *(len(_terminal(cell)) for cell in row[1:]))
 
 
 def _terminal(cell: Cell) -> Text:
-    # The star keeps the mark where there is no colour; in front, it leaves the digits aligned.
+    # The star marks the best value even without colours; in front, it leaves the digits aligned.
     text = visible(cell.text)
     return Text("*" + text, style="bold green") if cell.best else Text(text)

@@ -1,4 +1,4 @@
-"""What the numbers of a comparison say in words, and what makes the comparison unequal."""
+"""States the result of a comparison in words, and lists what makes the comparison unequal."""
 
 import contextlib
 import json
@@ -18,10 +18,11 @@ _TRAIN_FIELDS = ("seed", "steps", "batch", "z_loss", "ema", "eval_batches")
 
 
 def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
-    """What each run is ranked by, lower is better, and its unit: bits per byte, which compare across tokenizers. Where
-    no run has any, because targets stand for no bytes, nats per token if all share text and tokenizer.
+    """The value by which each run is ranked, lower being better, and its unit: bits per byte, which can be compared
+    across tokenizers. If no run has any, because targets stand for no bytes, nats per token, provided that all runs
+    share text and tokenizer.
 
-    Raises `UserError` for a run with no evaluation yet.
+    Raises `UserError` for a run without an evaluation.
     """
     evaluations = [run.last_eval for run in runs]
     bits = [e.bits_per_byte for e in evaluations]
@@ -31,11 +32,10 @@ def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Who is ahead and by how much, from the last evaluations, by `ranking`.
+    """Which run is ahead and by how much, from the last evaluations, ranked by `ranking`.
 
-    Nats per token are added to bits per byte where all runs share one tokenizer. Of runs on several texts none is
-    ahead.
-    Raises `UserError` for a run with no evaluation yet.
+    Nats per token are given beside bits per byte if all runs share one tokenizer. If the runs have different texts,
+    none is ahead. Raises `UserError` for a run without an evaluation.
     """
     labels, evaluations = run_labels(runs), [run.last_eval for run in runs]
     values, unit = ranking(runs)
@@ -79,8 +79,8 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def scored_parts(runs: Sequence[Run]) -> bool:
-    """Whether runs of several tokenizers were scored on different parts of one text, by the bytes: an evaluation ends
-    after `eval_batches`, and these are rows of tokens. Where the bytes are not known it is taken for the same."""
+    """Whether runs with several tokenizers were scored on different parts of one text, judged by the number of bytes:
+    an evaluation ends after `eval_batches`, which are rows of tokens. False if the bytes are not known."""
     if not same_text(runs) or one_text(runs):
         return False
     nats = [run.last_eval.loss * float(run.evals.targets[-1]) for run in runs]
@@ -89,15 +89,16 @@ def scored_parts(runs: Sequence[Run]) -> bool:
 
 
 def one_text(runs: Sequence[Run]) -> bool:
-    """Whether all read the same text by the same tokenizer: by its content, or, where a run has not noted it, as their
-    configs name them."""
+    """Whether all runs read the same text with the same tokenizer: judged by content, or, if a run has not stored it,
+    by the names in their configs."""
     fields = [_fair_fields(run) for run in runs]
     vocabularies = {own.get("model.vocab") for own in fields}
     return len(vocabularies) == 1 and len({*_texts(runs)}) == 1
 
 
 def same_text(runs: Sequence[Run]) -> bool:
-    """Whether all read the same text, be it by several tokenizers: then as many documents and bytes."""
+    """Whether all runs read the same text, possibly with several tokenizers; it then has equal numbers of documents and
+    bytes."""
     known = _known_texts(runs)
     if known is None:
         return len({tuple(_fair_fields(run).get(name) for name in ("data.path", "data.mix")) for run in runs}) == 1
@@ -107,13 +108,13 @@ def same_text(runs: Sequence[Run]) -> bool:
 
 
 def _known_texts(runs: Sequence[Run]) -> list[dict] | None:
-    """What the runs have noted of their texts, if all have."""
+    """What the runs have stored about their texts; None unless all have."""
     found = [own for run in runs if (own := known_text(run.path))]
     return found if len(found) == len(runs) else None
 
 
 def _texts(runs: Sequence[Run]) -> list[str]:
-    """Of each run what is equal for runs on one text by one tokenizer."""
+    """For each run a value that is equal for runs on the same text with the same tokenizer."""
     known = _known_texts(runs)
     if known is not None:
         return [json.dumps(own, sort_keys=True) for own in known]
@@ -121,7 +122,7 @@ def _texts(runs: Sequence[Run]) -> list[str]:
 
 
 def _unranked(labels: Sequence[str], evaluations: Sequence[Evaluation], order: Sequence[int]) -> str:
-    """Why the runs that are not in `order` have no place in it."""
+    """Why the runs that are not in `order` are not ranked."""
     lost = [(label, math.isfinite(evaluations[i].loss)) for i, label in enumerate(labels) if i not in order]
     broken, silent = ([label for label, finite in lost if finite == kind] for kind in (False, True))
     said = f" {listing(broken)} ended without a finite score." if broken else ""
@@ -140,12 +141,13 @@ def learning_rates(runs: Sequence[Run]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """One line per field, other than scheme and learning rate, in which the runs are not alike.
+    """One line per field, other than scheme and learning rate, in which the runs differ.
 
-    Compared are the text by its content where all runs noted it, every field of `data` (its number of workers apart;
-    without that content also where the text lies), `model` and `optimizer` (the peak of the learning rate apart: see
-    `learning_rates`), the run that it started from, the fields of `train` in `_TRAIN_FIELDS`, the tokens trained at the
-    last evaluation, and whether that was by top-k. A field that an earlier version did not have is at its default.
+    Compared are: the text, by content if all runs stored it; every field of `data` except the number of workers (with
+    the text's content known, also except its path); every field of `model` and of `optimizer` except the peak learning
+    rate (see `learning_rates`); the run that it started from; the fields of `train` in `_TRAIN_FIELDS`; the tokens
+    trained at the last evaluation; and whether that was by top-k. A field that an earlier version lacked has its
+    default.
     """
     flat = [_fair_fields(run) for run in runs]
     labels = run_labels(runs)
@@ -175,24 +177,24 @@ def _fair_fields(run: Run) -> dict[str, str]:
         "tokens trained": f"{run.last_eval.tokens:,}",
         "judged": "by top-k, which looks at later tokens" if run.looks_ahead else "as sampled",
     }
-    fields.pop("data.workers", None)  # the batches are the same
-    fields.pop("optimizer.lr", None)  # `learning_rates` tells it
+    fields.pop("data.workers", None)  # it does not change the batches
+    fields.pop("optimizer.lr", None)  # reported by `learning_rates`
     train = vars(TrainConfig()) | run.config.get("train", {})
     return fields | {f"train.{key}": json.dumps(train[key]) for key in _TRAIN_FIELDS}
 
 
 def _start(run: Run) -> str:
-    """Where the run began: the id of the run that it started from, which may have been named by other paths."""
+    """Where the run began: the id of the run that it started from, because the path to that may differ."""
     path = run.config.get("start", "")
     known = start_of(run.path)
-    if path and not known:  # of an older version, which noted where it lay
+    if path and not known:  # of an older version, which stored the path
         with contextlib.suppress(UserError):
             known = read_id(Path(path))
     return f"run {known}" if known else json.dumps(path)
 
 
 def _spread(runs: Sequence[Run]) -> str:
-    """A caution where no scheme was run with two seeds: the gap has nothing to be measured against."""
+    """A warning if no scheme was run with two seeds, because there is then no measure of chance."""
     seeds: dict[str, set] = {}
     for run in runs:
         seeds.setdefault(run.scheme, set()).add(run.config.get("train", {}).get("seed"))

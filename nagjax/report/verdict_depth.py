@@ -1,32 +1,32 @@
-"""What a diagnosis says in words: how much of the depth is used, and which blocks could go."""
+"""States the result of a diagnosis in words: how much of the depth is used, and which blocks could be removed."""
 
 import math
 
 from nagjax.report.labels import listing
 
-USED = 0.01  # nats per token that leaving out a block adds, from which on the block counts as used
-RISE = 0.02  # nats per token that removing several blocks may cost
+USED = 0.01  # nats per token that leaving out a block must add for it to count as used
+RISE = 0.02  # nats per token that removing several blocks may add
 
 
 def depth_verdict(record: dict) -> str:
-    """A few sentences from the record of `diagnose`."""
+    """A few sentences on the record of `diagnose`."""
     parts = [_used(record), _score(record), _removable(record), *_gates(record), *_held(record), _sure(record)]
     return " ".join(parts)
 
 
 def used_blocks(record: dict) -> int:
-    """Blocks whose absence alone adds at least `USED` nats per token, or leaves no finite loss."""
+    """The number of blocks whose absence alone adds at least `USED` nats per token, or makes the loss infinite."""
     return sum(added >= USED for added in _added(record))
 
 
 def _added(record: dict) -> list[float]:
-    """By block; infinite where the loss is none without it."""
+    """The loss that leaving out each block adds; infinite if the loss is then not finite."""
     return [math.inf if added is None else added for added in record["skips"]["added_loss"]]
 
 
 def removable(record: dict, rise: float = RISE) -> tuple[str, list[int], float]:
-    """The largest set of blocks on the pruning curves that costs at most `rise` nats per token: rule, blocks, cost.
-    Of equally large ones the cheapest."""
+    """The largest set of blocks on the pruning curves that adds at most `rise` nats per token: its rule, blocks and
+    added loss. Of equally large sets, the one that adds least."""
     whole = record["curve"]["loss"]
     sets = [
         (len(gone), whole - loss, rule, gone)
@@ -39,7 +39,7 @@ def removable(record: dict, rise: float = RISE) -> tuple[str, list[int], float]:
 
 
 def ranges(blocks: list[int]) -> str:
-    """Blocks (indices, from 0) in words, neighbours together, counted from 1 as `nagjax prune` does: 4, 6-10."""
+    """Blocks (indices from 0) in words, counted from 1 as `nagjax prune` does, with neighbours joined: 4, 6-10."""
     runs: list[list[int]] = []
     for block in (index + 1 for index in sorted(blocks)):
         if runs and block == runs[-1][-1] + 1:
@@ -50,7 +50,8 @@ def ranges(blocks: list[int]) -> str:
 
 
 def surely_used_blocks(record: dict) -> int:
-    """How many add more than USED by over two standard errors; without errors, at all."""
+    """The number of blocks that add more than USED by over two standard errors; without standard errors, that add more
+    than USED."""
     errors = record["skips"]["standard_error"] or [0.0] * record["depth"]
     return sum(added - USED > 2 * (error or 0.0) for added, error in zip(_added(record), errors, strict=True))
 
@@ -114,7 +115,7 @@ def _held(record: dict) -> list[str]:
 
 
 def confidence_and_accuracy(record: dict) -> tuple[float, float]:
-    """Means over all tokens."""
+    """Mean confidence and share of right predictions, over all tokens that count."""
     parts = record["calibration"]["bins"]
     return sum(share * sure for share, sure, _ in parts), sum(share * right for share, _, right in parts)
 

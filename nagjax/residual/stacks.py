@@ -28,7 +28,7 @@ def refused(branches: Any, sublayers: int) -> UserError:
     return UserError("branches", given, f"is one branch that is not stacked: {fix}")
 
 
-VECTORS = ("bias", "scale", "gain")  # names of parameters that are no matrices
+VECTORS = ("bias", "scale", "gain")  # names of parameters that are not matrices
 
 
 def stacks_of_one(branches: Iterable[Any]) -> bool:

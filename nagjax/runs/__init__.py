@@ -1,1 +1,1 @@
-"""The one owner of a run's folder: every file name in it, its config, its log, and how it is opened."""
+"""A run's folder. Only this package knows the file names in it, its config, its log, and how it is opened."""

@@ -33,8 +33,8 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelBlueprint:
-    """The static part of a run's model: its graph and its parameters' metadata, on a mesh. Programs are kept for the
-    blueprint that they were made of, which is equal to itself only."""
+    """The static part of a run's model: its graph and its parameters' metadata, on a mesh. Compiled programs are cached
+    per blueprint, and a blueprint is equal only to itself."""
 
     config: RunConfig
     mesh: Mesh
@@ -66,38 +66,38 @@ class ModelBlueprint:
         return nnx.merge(self.graph, params)
 
     def trained(self, tree: Tree) -> Tree:
-        """What is trained of a tree shaped like the parameters."""
+        """The trained leaves of a tree shaped like the parameters."""
         return trained_part(tree, self.parameters)
 
     def with_trained(self, params: Tree, part: Tree) -> Tree:
-        """The parameters, with `part` in place of what is trained of them."""
+        """The parameters with their trained leaves replaced by `part`."""
         return part if self.trained(params) is params else with_part(params, part)
 
     def init_params(self, seed: int) -> Tree:
-        """Initial values, a nested dict of float32 arrays; call it under jit."""
+        """Initial values, a nested dict of float32 arrays; to be called under jit."""
         return _constrained(self.config, nnx.to_pure_dict(nnx.state(build_model(self.config, seed))), self.parameters)
 
     def create_params(self) -> Tree:
-        """The run's initial values; each shard is made on its own device."""
+        """The run's initial values, each shard of which is made on its own device."""
         make = jax.jit(lambda: self.init_params(self.config.train.seed), out_shardings=self.parameter_shardings())
         return make()
 
     def constrained(self, part: Tree) -> Tree:
-        """What is trained of the parameters, projected by the scheme's `constrain`."""
+        """The trained parameters `part`, projected by the scheme's `constrain`."""
         return _constrained(self.config, part, self.trained(self.parameters))
 
     def parameter_shardings(self) -> Tree:
         return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
 
     def init_mod(self) -> dict[str, jax.Array]:
-        """The state of Mixture-of-Depths before the first step: `cuts` [S], all -inf, with adaptive depth `debt` too
-        (see `nagjax.mod.adaptive`); empty without routing."""
+        """The state of Mixture-of-Depths before the first step: `cuts` [S], float32, all -inf; with adaptive depth also
+        `debt`, a scalar (see `nagjax.mod.adaptive`). Empty without routing."""
         model = self.config.model
         cuts = {"cuts": jnp.full(model.sublayers, -jnp.inf, jnp.float32)} if model.mod.active else {}
         return cuts | {"debt": jnp.float32(0.0)} if cuts and model.mod.adaptive else cuts
 
     def abstract_params(self) -> Tree:
-        """Shapes, dtypes and shardings of the parameters."""
+        """The parameters as `jax.ShapeDtypeStruct`s: shapes, dtype float32 and shardings."""
         return jax.tree.map(
             lambda p, sharding: jax.ShapeDtypeStruct(p.shape, jnp.float32, sharding=sharding),
             self.parameters,
@@ -106,11 +106,12 @@ class ModelBlueprint:
 
     @property
     def weights(self) -> str:
-        """The part of the state that holds the weights to use: their average where the run keeps one."""
+        """The name of the state's part that holds the weights to use: "average" if the run keeps one, else "params"."""
         return "average" if self.config.train.ema else "params"
 
     def abstract_use(self) -> dict[str, Tree]:
-        """The parts of a checkpoint that using the model needs: `step`, `mod` and `weights`, as `abstract_params`."""
+        """The parts of a checkpoint that using the model needs, as `jax.ShapeDtypeStruct`s: `step`, `mod`, and the part
+        named by `weights`."""
         whole = replicated(self.mesh)
         rest = jax.eval_shape(lambda: {"step": jnp.int32(0), "mod": self.init_mod()})
         rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), rest)

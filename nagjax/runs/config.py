@@ -158,17 +158,17 @@ class RunConfig:
 
 
 def to_dict(config) -> dict:
-    """Plain JSON values; a scheme carries its `name`."""
+    """The config as plain JSON values; that of a scheme includes its `name`."""
     values = {}
     for field in (field for field in dataclasses.fields(config) if field.compare):
         value = getattr(config, field.name)
         values[field.name] = to_dict(value) if dataclasses.is_dataclass(value) else _plain(value)
-    name = getattr(config, "name", None)  # of a scheme: the class's, and no field
+    name = getattr(config, "name", None)  # a scheme's name is an attribute of its class, not a field
     return values if name is None or "name" in values else {"name": name} | values
 
 
 def _plain(value: Any) -> Any:
-    """Of what a field may hold, as JSON has it."""
+    """A field's value as JSON has it: tuples as lists, paths as texts."""
     if isinstance(value, tuple):
         return [_plain(own) for own in value]
     if isinstance(value, os.PathLike):
@@ -178,15 +178,15 @@ def _plain(value: Any) -> Any:
 
 def from_dict[T](cls: type[T], values: Any) -> T:
     """The inverse of `to_dict`. Nothing in `values` is executed. Raises UserError naming a field that is unknown,
-    missing, or of another type or range than declared."""
+    missing, or not of its declared type or range."""
     if cls is not RunConfig:
         return build(cls, values)
     return build(cls, _as_it_was(values), made={"scheme": _scheme})
 
 
 def _as_it_was(values: Any) -> Any:
-    """With what was done before there was an option for it, where that is not the option's default: a linear router's
-    update was multiplied by its score. What is not of the right type is left for `build` to name."""
+    """Fills in what earlier versions did before there was an option for it, where the option's default differs: a
+    linear router's update was multiplied by its score. Values of a wrong type are left for `build` to report."""
     parts = values if isinstance(values, dict) else {}
     model, scheme = parts.get("model"), parts.get("scheme")
     mod = model.get("mod") if isinstance(model, dict) else None
@@ -208,7 +208,8 @@ def _scheme(values: Any, where: str) -> "Scheme":
 
 
 def _scheme_class(name: str) -> "type[Scheme]":
-    """That a run names. Raises UserError with what to do about a scheme that was registered elsewhere."""
+    """The class of the scheme that a run names. Raises UserError, which says what to do if the scheme was registered
+    elsewhere."""
     from nagjax.residual import find_scheme
 
     try:
@@ -220,8 +221,8 @@ def _scheme_class(name: str) -> "type[Scheme]":
 
 
 def completed(cls: type, values: dict) -> dict:
-    """The values with the defaults of what was no option yet when they were written; as they are where this version
-    cannot read them: of a later one, changed by hand, or of a scheme registered elsewhere."""
+    """The values, with defaults for the options that did not exist when they were written. Returned unchanged if this
+    version cannot read them: written by a later one, changed by hand, or with a scheme registered elsewhere."""
     try:
         return to_dict(from_dict(cls, values))
     except UserError:
@@ -229,7 +230,7 @@ def completed(cls: type, values: dict) -> dict:
 
 
 def flatten(values: dict, prefix: str = "") -> dict:
-    """Nested config values by dotted name."""
+    """Nested config values as a flat dict by dotted name."""
     flat = {}
     for name, value in values.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -237,7 +238,7 @@ def flatten(values: dict, prefix: str = "") -> dict:
 
 
 def nested(flat: dict) -> dict:
-    """Values by dotted name as a tree: the reverse of `flatten`, for names without dots of their own."""
+    """The inverse of `flatten`: a tree from values by dotted name, for names that contain no dots of their own."""
     values: dict = {}
     for name, value in flat.items():
         *outer, last = name.split(".")
@@ -249,7 +250,7 @@ def nested(flat: dict) -> dict:
 
 
 def differences(old: dict, new: dict) -> dict[str, tuple]:
-    """Dotted names whose values differ, with both values (None where absent)."""
+    """The dotted names whose values differ, with both values (None where absent)."""
     old, new = flatten(old), flatten(new)
     names = sorted(old.keys() | new.keys())
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}

@@ -1,4 +1,5 @@
-"""The content of a run's info.json: facts about its model, how its steps are judged, and its machine and versions."""
+"""The content of a run's info.json: facts about its model, the settings by which its steps are judged, its machine and
+versions."""
 
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from nagjax.runs.names import INFO
 from nagjax.runs.trained import count_trained
 from pallas_kernels.origin import commit, now, processor, versions
 
-# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets, by what its name begins with; of several the
-# longest counts. Other devices have no MFU, and neither has a part of a GPU (MIG).
+# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets, by the beginning of the device's name; the
+# longest match counts. Other devices have no MFU, and neither has a part of a GPU (MIG).
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -35,7 +36,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak dense bfloat16 FLOP/s of one device, or None if not known."""
+    """Peak dense bfloat16 FLOP/s of one device, or None if unknown."""
     if " MIG " in device_kind:
         return None
     names = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
@@ -43,8 +44,8 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
-    """Parameter counts: embedding, attention, mlp, residual (the scheme's), routing (Mixture-of-Depths), head; and
-    adapters, where there are any."""
+    """The numbers of parameters in the embedding, attention, mlp, residual (the scheme's own), routing
+    (Mixture-of-Depths) and head; and in the adapters, if there are any."""
     parts = dict.fromkeys(("embedding", "attention", "mlp", "residual", "routing", "head"), 0)
     parts |= {"adapters": 0} if blueprint.config.model.lora.rank else {}
     for path, parameter in jax.tree_util.tree_leaves_with_path(blueprint.parameters):
@@ -58,8 +59,8 @@ def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
 
 
 def model_costs(blueprint: ModelBlueprint, **options) -> Costs:
-    """FLOPs, executed parameters and cache per token, without what Mixture-of-Depths skips. `options`: those of
-    `costs`."""
+    """FLOPs, executed parameters and cache bytes per token, without what Mixture-of-Depths skips. `options` are those
+    of `costs`."""
     mod = MoD.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
     return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name, **options)
 
@@ -89,8 +90,8 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
 
 
 def changed_surroundings(folder: Path, facts: dict) -> str:
-    """The versions, the devices and the judgement of bad steps in which `facts` differ from the run's info.json, in
-    words; "" if none."""
+    """The versions, devices, and settings for bad steps in which `facts` differ from the run's info.json, in words; ""
+    if none differ."""
     try:
         old = read_json(folder / INFO)
         flat_old, flat_new = (_surroundings(values) for values in (old, facts))
@@ -103,6 +104,6 @@ def changed_surroundings(folder: Path, facts: dict) -> str:
 def _surroundings(facts: dict) -> dict:
     known = ("device", "devices", "cpu", "mesh", "commit")
     found = {name: facts[name] for name in known if name in facts} | facts["versions"]
-    found |= {f"train.{name}": value for name, value in facts.get("judged_by", {}).items()}  # older versions noted none
-    mesh = {axis: size for axis, size in found.get("mesh", {}).items() if size > 1}  # versions may know more axes
+    found |= {f"train.{name}": value for name, value in facts.get("judged_by", {}).items()}  # older: none
+    mesh = {axis: size for axis, size in found.get("mesh", {}).items() if size > 1}  # versions know other axes
     return found | ({"mesh": mesh} if "mesh" in found else {})

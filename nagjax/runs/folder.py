@@ -1,4 +1,4 @@
-"""A run's folder: which run is in it, whether the one asked for is the same, and making room for another."""
+"""A run's folder: which run is in it, whether it is the one asked for, and deleting it to make room for another."""
 
 import json
 import os
@@ -57,18 +57,18 @@ from nagjax.runs.names import (
 from nagjax.train.checkpoint.store import finished, steps_aside, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
-SEEN = 10.0  # seconds until a new file is seen on all hosts
+SEEN = 10.0  # seconds until a new file must be visible on all hosts
 STEP = re.compile(rf"\d+(({re.escape(SAVING)}|{re.escape(DELETING)}).*|{re.escape(DAMAGED)})?")
 
 
 def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:
-    """Makes the folder that of a run, or checks that the run in it is this one, on this corpus. The first host does;
-    the others must see the same folder. To be called under the folder's lock.
+    """Makes `folder` that of a new run, or checks that the run in it has this config and this corpus. To be called on
+    all hosts, under the folder's lock; the first host does the work, and the others must see the same folder.
 
-    A folder without a checkpoint holds no run yet: what one that saved nothing has left there of its weights is
-    deleted. Returns what the manifests of its checkpoints name. In the folder of a finished run nothing is written.
-    Raises UserError: the folder cannot be written, has files that no run wrote under the names of a run's, or holds a
-    run of other settings (naming them) or corpus.
+    A folder without a checkpoint holds no run yet: files about weights that a run without a checkpoint has left there
+    are deleted. Returns the `owner` that the manifests of the checkpoints name. In the folder of a finished run nothing
+    is written. Raises UserError if the folder cannot be written, if it contains files that no run wrote under names
+    that a run uses, or if it holds a run with other settings (naming them) or another corpus.
     """
     if jax.process_count() > 1:
         _check_shared(folder)
@@ -76,8 +76,8 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
 
 
 def _check_shared(folder: Path) -> None:
-    """Raises UserError where a host has a folder of its own there, and be it a copy: each looks for a file that is new,
-    of which no cache of a network's file system can know."""
+    """Raises UserError if a host sees a folder of its own there, even a copy. Each host looks for a new file, which no
+    cache of a network file system can know."""
     probe = folder / from_first(lambda: _probe(folder))
     try:
         together(lambda: _see(probe))
@@ -86,7 +86,7 @@ def _check_shared(folder: Path) -> None:
 
 
 def _probe(folder: Path) -> str:
-    """The name of a new file there."""
+    """Creates an empty file in the folder and returns its name."""
     name = partial_name("shared")
     os.close(create(folder / name))
     return name
@@ -128,14 +128,15 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
 
 
 def _told_by(corpus: Dataset) -> dict[str, bytes]:
-    """By name, the files of a run that its corpus decides."""
+    """The files of a run that its corpus decides: contents by name."""
     told = {TOKENIZER: corpus.tokenizer.to_json(), CHAT_TEMPLATE: corpus.chat_template}
     return {name: text.encode() for name, text in told.items() if text}
 
 
 def _brought(config: RunConfig, corpus: Dataset) -> dict[str, bytes]:
-    """By name, what a run keeps of its tokenizer unless it has such a file: a model goes on with what it was imported
-    with. Read before anything is deleted, so that what cannot be read stops nothing halfway."""
+    """The files about its tokenizer that a run keeps unless it has them already, contents by name: a model continues
+    with the files it was imported with. They are read before anything is deleted, so that an unreadable one stops
+    nothing halfway."""
     tokens = corpus.template_tokens
     found = {TOKENIZER_CONFIG: json.dumps(tokens, indent=2).encode()} if tokens else {}
     for name in (ORIGIN, *TOKENIZER_FILES) if config.start else ():
@@ -145,8 +146,9 @@ def _brought(config: RunConfig, corpus: Dataset) -> dict[str, bytes]:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether a run is in the folder, if a damaged one, or what a deletion that was cut short has left of one: its id,
-    a checkpoint with its manifest, or a config.json with a scheme. Others use such names, too."""
+    """Whether the folder holds a run, even a damaged one, or what an interrupted deletion has left of one: its id, a
+    checkpoint with its manifest, or a config.json with a scheme. File names alone prove nothing, as other programs use
+    them too."""
     if any(STEP.fullmatch(path.name) and _saved(path) for path in _entries(folder / CHECKPOINTS)):
         return True
     places = [(folder / f"{IDENTITY}{left}", folder / f"{CONFIG}{left}") for left in ("", DELETING)]
@@ -158,7 +160,8 @@ def _saved(path: Path) -> bool:
 
 
 def _has(path: Path, field: str, kind: type) -> bool:
-    """Whether a file of JSON has such a field, read as leniently as other libraries write theirs."""
+    """Whether a JSON file has a field of this name and type. Read leniently, because other libraries write such files
+    too."""
     try:
         values = read_json(path, lenient=True)
     except (OSError, ValueError, UserError):
@@ -167,8 +170,8 @@ def _has(path: Path, field: str, kind: type) -> bool:
 
 
 def _refuse_others(folder: Path, own: dict[str, bytes]) -> None:
-    """Raises UserError for a folder without a run where a file has the name of a run's, unless it says what this one
-    will write: it may be a model of another library, say."""
+    """Raises UserError if a folder without a run has a file under a name that a run uses, unless its content is what
+    this run will write. The folder may belong to another library's model."""
     for name in FILES:
         if os.path.lexists(folder / name) and not (name in own and _says(folder / name, own[name])):
             fix = f"its {name} is no run's, and would be replaced by this one's or taken for it: choose another --out"
@@ -176,7 +179,7 @@ def _refuse_others(folder: Path, own: dict[str, bytes]) -> None:
 
 
 def _says(path: Path, content: bytes) -> bool:
-    """Whether the file has this content, or the same JSON value, which a tokenizer's file may have in other words."""
+    """Whether the file has this content or the same JSON value; a tokenizer's file may be formatted differently."""
     try:
         found = read_bytes(path)
         return found == content or parse_json(found, lenient=True) == parse_json(content, lenient=True)
@@ -193,13 +196,13 @@ def _remove_left(folder: Path) -> None:
 
 
 def refuse_other_run(folder: Path, config: RunConfig, corpus: dict) -> None:
-    """Raises UserError where the run in `folder` is not of this config and this corpus (its `corpus_identity`)."""
+    """Raises UserError if the run in `folder` has another config or another corpus (compared by `corpus_identity`)."""
     refuse_other_settings(folder, completed(RunConfig, _read(folder / CONFIG)), to_dict(config))
     refuse_other_corpus(folder, _read(folder / CORPUS), corpus)
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
+    """The config of the run in `folder`. Raises UserError if there is none or it cannot be read."""
     try:
         values = _read_object(folder / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
@@ -233,11 +236,11 @@ def _read_object(path: Path) -> dict:
 
 
 def clear(folder: Path) -> None:
-    """Says on stderr what a run has written in `folder`, and deletes it: its checkpoints and files by name, nothing
-    else, and nothing at all where there is no run. `checkpoints` may be a link; what it leads to is emptied of
-    checkpoints, and the link stays.
+    """Deletes what a run has written in `folder`, its checkpoints and files by name, and lists it on stderr first.
+    Deletes nothing else, and nothing at all if there is no run. `checkpoints` may be a link: the checkpoints are then
+    deleted in the folder that it leads to, and the link stays.
 
-    Raises UserError, with everything as it was, where something of it cannot be deleted.
+    Raises UserError, with everything as it was, if a part of it cannot be deleted.
     """
     folder = folder.resolve()
     if not _holds_run(folder):
@@ -246,7 +249,7 @@ def clear(folder: Path) -> None:
     steps = [path for path in _entries(checkpoints) if STEP.fullmatch(path.name)]
     known = {f"{name}{left}" for name in (*FILES, *FOLDERS) for left in ("", DELETING)}
     files = [path for path in _entries(folder) if path.name in known]
-    gone = steps + sorted(files, key=lambda path: path.name.startswith((CONFIG, IDENTITY)))  # last: they tell of a run
+    gone = steps + sorted(files, key=lambda path: path.name.startswith((CONFIG, IDENTITY)))  # last: they identify a run
     if not gone:
         return
     names = ", ".join(str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in gone)
@@ -262,7 +265,7 @@ def clear(folder: Path) -> None:
 
 
 def _set_aside(paths: list[Path]) -> list[Path]:
-    """Renames all, checkpoints first (without them there is no run), or none."""
+    """Renames all of the paths or none; checkpoints first, because without them there is no run."""
     moved: list[tuple[Path, Path]] = []
     for path in paths:
         aside = path if path.name.endswith(DELETING) else path.with_name(f"{path.name}{DELETING}")
@@ -284,5 +287,5 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> set[Path]:
-    """The folders in and under it; links are not entered."""
+    """The folders in and under the path, with itself; links are not entered."""
     return {Path(parent) for parent, _, _ in os.walk(path)} if path.is_dir() and not path.is_symlink() else set()

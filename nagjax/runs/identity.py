@@ -1,4 +1,4 @@
-"""What makes a run this run: its id, the settings that decide what is computed, and its corpus."""
+"""What identifies a run: its id, the settings that determine what is computed, and its corpus."""
 
 import uuid
 from dataclasses import dataclass
@@ -12,19 +12,18 @@ from nagjax.files import read_json, read_record, write_json
 from nagjax.runs.config import RunConfig, differences, flatten, to_dict
 from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 
-# Of the training: which steps are bad, what becomes of them, and when it gives up. They decide which updates are made
-# and may differ all the same between a run and its continuation, whose log tells: one changes them where a run breaks
-# down.
+# Settings that say which steps are bad, what follows from one, and when the run gives up. They affect which updates are
+# made. A continuation may still change them, as one does when training breaks down; the log tells.
 JUDGEMENT = ("on_bad_step", "spike", "max_bad_steps")
-# May differ, too: the rest does not change what is computed, but for the order of sums, as the mesh does not. The text
-# and the tokenizer are known by their content (`corpus_identity`), not by where they lie.
+# A continuation may change these, too: they do not change what is computed, except for the order of sums, as with the
+# mesh. The text and the tokenizer are compared by content (`corpus_identity`), not by path.
 FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
     + ("tasks", "tasks_every", "tasks_limit", "loss_chunk", *JUDGEMENT)
 } | {"data.path", "data.mix", "data.tokenizer", "data.workers", "model.remat", "model.attention", "model.kernels"}
-WHERE_FROM = "path"  # of a corpus
-START = "start"  # known by the id of the run that lies there (`_starts`)
+WHERE_FROM = "path"  # the entry of a corpus's identity that says where it lies
+START = "start"  # compared by the id of the run that lies there (`_starts`)
 
 
 @dataclass(frozen=True)
@@ -35,17 +34,17 @@ class _Identity:
 
 @dataclass(frozen=True)
 class _Corpus:
-    content: str | None = None  # older versions noted counts only
+    content: str | None = None  # None: an older version stored only counts
 
 
 def settled(config: RunConfig | dict) -> dict:
-    """By dotted name, the settings that a run keeps for life."""
+    """The settings that a run must keep, by dotted name."""
     values = flatten(to_dict(config) if isinstance(config, RunConfig) else config)
     return {k: v for k, v in values.items() if k not in {*FREE_TO_CHANGE, START} and not k.startswith("mesh.")}
 
 
 def corpus_identity(corpus: Dataset) -> dict:
-    """The content of a run's corpus.json; a mixture's has the content and the weights of every corpus in it."""
+    """The content of a run's corpus.json; of a mixture, with the content and the weights of every corpus in it."""
     mixed = {}
     if isinstance(corpus, Mixture):
         for i, (part, one) in enumerate(zip(parse_mix(corpus.config.mix), corpus.corpora, strict=True)):
@@ -61,8 +60,8 @@ def corpus_identity(corpus: Dataset) -> dict:
 
 
 def known_text(folder: Path) -> dict[str, Any] | None:
-    """What a run has noted of the text it reads, but not where it lies: equal for two runs on one text by one
-    tokenizer. None where nothing or, by an older version, no content is noted."""
+    """What a run has stored about the text that it reads, without the path: equal for two runs on the same text with
+    the same tokenizer. None if nothing is stored, or, by an older version, no hash of the content."""
     try:
         found = read_json(folder / CORPUS)
     except (OSError, ValueError, UserError):
@@ -73,7 +72,7 @@ def known_text(folder: Path) -> dict[str, Any] | None:
 
 
 def owner(config: RunConfig, run: str | None) -> dict:
-    """What the manifests of a run's checkpoints name: its id and its settings."""
+    """What the manifests of a run's checkpoints name as their owner: the run's id and its settings."""
     return {"run": run, "config": settled(config)}
 
 
@@ -86,13 +85,15 @@ def found_run(folder: Path, config: RunConfig) -> dict:
 
 
 def read_id(folder: Path) -> str | None:
-    """None where an older version made the run."""
+    """The id of the run in `folder`; None if an older version made the run. Raises UserError if the file cannot be
+    read."""
     found = _read_identity(folder)
     return found.id if found else None
 
 
 def start_of(folder: Path) -> str | None:
-    """The id of the run that the one in `folder` started from; None where it did not, or an older version made it."""
+    """The id of the run from which the run in `folder` started; None if it started from none, or an older version made
+    it."""
     found = _read_identity(folder)
     return found.start if found else None
 
@@ -102,7 +103,7 @@ def _read_identity(folder: Path) -> _Identity | None:
 
 
 def settle_id(folder: Path) -> str:
-    """The run's id; one of an older version gets one now."""
+    """The run's id; a run of an older version is given one."""
     run = read_id(folder)
     if run is None:
         run = uuid.uuid4().hex
@@ -120,8 +121,8 @@ def refuse_other_settings(folder: Path, old: dict, new: dict) -> None:
 
 
 def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
-    """Raises UserError where a run is to go on with another text. It may lie elsewhere, and older records have counts
-    without the content."""
+    """Raises UserError if a run would continue with another text. The path may differ, and older records have counts
+    but no hash of the content."""
     known = old.keys() & new.keys() - {WHERE_FROM}
     if changed := _changed({name: old[name] for name in known}, {name: new[name] for name in known}):
         fix = f"holds a run on another corpus: {changed}; give the one it was begun with, or choose another --out"
@@ -129,19 +130,20 @@ def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
 
 
 def _starts(folder: Path, old: str, new: str) -> tuple[Any, Any]:
-    """What a run and its continuation name as the run to start from; equal if that is the same one: by its id where
-    both are known, as it may lie elsewhere by now, else by where it lies."""
+    """The runs to start from that a run and its continuation name; equal if they are the same run. They are compared by
+    id if both ids are known, because a run may have been moved, and else by path."""
     if not (old and new):
         return old, new
     known, there = start_of(folder), read_id(Path(new))
     same = known == there if known and there else Path(old).resolve() == Path(new).resolve()
     if same:
         return new, new
-    return ((old, known), (new, there)) if old == new else (old, new)  # at one place another run lies by now
+    return ((old, known), (new, there)) if old == new else (old, new)  # another run now lies at this path
 
 
 def check_corpus(folder: Path, corpus: Dataset) -> None:
-    """Raises UserError where the corpus is not the one that the run in `folder` was trained on, as far as recorded."""
+    """Raises UserError if the corpus is not the one that the run in `folder` was trained on, as far as that is
+    recorded."""
     known = read_record(_Corpus, folder / CORPUS, "run", "bring it back", others=(_Corpus,)) or _Corpus()
     if known.content is not None and known.content != corpus.content:
         field, value = ("data.mix", corpus.config.mix) if corpus.config.mix else ("data.path", corpus.config.path)

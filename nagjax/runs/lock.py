@@ -1,13 +1,13 @@
 """A lock that allows one writer of a run's folder at a time: training, `--fresh`, and whatever else changes the run.
 
 Between processes of one machine, an operating-system lock on `lock.json` decides; it ends with its process. Between
-machines, and on file systems without such locks, the file itself decides: its writer renews it every `BEAT` seconds,
-and a file that was not renewed for `STALE` seconds belongs to nobody. Ages are measured by the file system's clock
-and by waiting, never by comparing the clocks of two machines.
+machines, and on file systems without such locks, the content of the file decides: its writer renews it every `BEAT`
+seconds, and a file that was not renewed for `STALE` seconds belongs to nobody. Ages are measured by the file system's
+clock and by waiting, never by comparing the clocks of two machines.
 
-Readers take no lock. What writes into a run's folder (a map, a diagnosis, scores of tasks, a calibration) takes it;
-maps and diagnoses have another place to write to while the run trains. `nagjax data prepare` and `data chat` take
-one in the corpus' folder.
+Readers take no lock. Whatever writes into a run's folder (a map, a diagnosis, scores of tasks, a calibration) takes it;
+while the run trains, maps and diagnoses can be written to another folder. `nagjax data prepare` and `data chat` take a
+lock in the corpus's folder.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from nagjax.runs.names import CONFIG, LOCK
 
 BEAT, STALE = 20.0, 120.0  # seconds
 LOOK = 1.0  # seconds between two checks of another machine's file
-WIDTH = 512  # bytes of the file, always the same: renewing it needs no free disk space
-BEGINNING = b'{"pid": '  # of every such file
+WIDTH = 512  # bytes of the file, constant, so that renewing it needs no free disk space
+BEGINNING = b'{"pid": '  # of every lock file
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
 
@@ -44,15 +44,15 @@ class Held(UserError):
 class WriterLock:
     """Context manager that locks a folder, which it creates if needed; of several hosts only the first locks it.
 
-    Processes that are refused are told `doing`. Raises Held if another process holds the lock, naming process, machine
-    and start; UserError if the folder cannot be written.
+    `doing` names the command of this process in the error that other processes get. Raises Held if another process
+    holds the lock, naming process, machine and start; UserError if the folder cannot be written.
     """
 
     def __init__(self, folder: str | os.PathLike, doing: str, field: str = "out"):
         self.folder, self.doing, self.field = Path(folder), doing, field
         self.path = self.folder.resolve() / LOCK
         self._file, self._taker, self._closed = None, None, threading.Event()
-        self._looked = time.time()  # goes on while the machine sleeps
+        self._looked = time.time()  # time.time, because it advances while the machine sleeps
         self._writing = threading.Lock()
         self._me = {
             "pid": os.getpid(),
@@ -68,7 +68,7 @@ class WriterLock:
             from nagjax.train.distributed.consensus import from_first
 
             from_first(self._acquire)
-        else:  # then there are no other hosts, and no need to import it
+        else:  # then there is one host, and jax need not be imported
             self._acquire()
         return self
 
@@ -83,15 +83,15 @@ class WriterLock:
         self._file.close()
 
     def holds(self, run: str) -> None:
-        """Records the id of the run in the folder."""
+        """Records the id of the run in the lock file, too."""
         self._me["run"] = run
         if self._file is not None:
             self._write(self._file)
 
     @property
     def lost(self) -> bool:
-        """Whether another machine has taken the folder over. Cheap, for every step; looks itself where the thread that
-        renews the file has not for `STALE` seconds, as in a process that was suspended."""
+        """Whether another machine has taken over the folder. Cheap enough for every step. It checks the file itself if
+        the thread that renews the file has not done so for `STALE` seconds, as in a process that was suspended."""
         if self._file is not None and self._taker is None and time.time() - self._looked > STALE:
             self._look()
         return self._taker is not None
@@ -121,21 +121,22 @@ class WriterLock:
             if locked is False:
                 raise self._refusal(holder)
             if not self._is(file):
-                return  # its last holder has just deleted it
+                return  # its last holder has just deleted the file
             if not holder and _foreign(file):
                 raise UserError(self.field, str(self.folder), f"its {LOCK} is not nagjax's: choose another folder")
             if holder and not (locked and holder["boot"] == self._me["boot"]) and not self._abandoned(file, holder):
                 return
             self._write(file)
             if not locked:
-                time.sleep(LOOK)  # whoever found it free at the same time has written by now
+                time.sleep(LOOK)  # a process that found it free at the same time has written by now
             if (holder or not locked) and self._replaced():
-                return  # another machine took it, too
+                return  # another machine has taken it as well
             self._file = file
             stack.pop_all()
 
     def _abandoned(self, file, holder: dict) -> bool:
-        """Waits until the holder on another machine counts as gone. Raises UserError as soon as it renews the file."""
+        """Waits until the holder on another machine counts as gone, and returns True; False if the file disappears.
+        Raises UserError as soon as the holder renews the file."""
         with tempfile.TemporaryFile(dir=self.path.parent) as probe:
             age = os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
         if age < STALE:
@@ -179,7 +180,7 @@ class WriterLock:
             self._taker = _read(self.path) or {}
 
     def _replaced(self) -> bool:
-        """Whether the file names another holder."""
+        """Whether the file now names another holder."""
         holder = _read(self.path)
         return bool(holder) and holder["token"] != self._me["token"]
 
@@ -190,7 +191,8 @@ class WriterLock:
 
 
 def lock_of_report(folder: str | os.PathLike, doing: str, field: str = "out") -> contextlib.AbstractContextManager:
-    """`WriterLock` where the folder is a run's; other folders of reports belong to nobody."""
+    """A `WriterLock` if the folder is a run's; otherwise nothing is locked, because reports in other folders have no
+    owner."""
     return WriterLock(folder, doing, field) if (Path(folder) / CONFIG).exists() else contextlib.nullcontext()
 
 
@@ -216,14 +218,15 @@ def _parsed(file) -> dict:
 
 
 def _foreign(file) -> bool:
-    """Whether the file, which names no holder, is no writer's that was killed or whose machine stopped, either."""
+    """Whether a file that names no holder was written by another program. A file that a killed writer or a crashed
+    machine left incomplete is not foreign."""
     file.seek(0)
     head = file.read(len(BEGINNING)).rstrip(b"\0")
     return not BEGINNING.startswith(head)
 
 
 def _read(path: Path) -> dict | None:
-    """The holder that the file names; None if there is no file."""
+    """The holder that the file names, empty if the file is unreadable; None if there is no file."""
     try:
         return _checked(read_json(path, largest=4 * WIDTH))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Reading what a run has measured, and the facts that follow from it."""
+"""Reads what a run has logged, and derives facts from it."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ COMPILE_LINES = 3
 """Training lines left out of the step time: the first ones contain compilation."""
 
 MADE = {PRUNED: "prune", AVERAGED: "average", ORIGIN: "import"}
-"""By the file it leaves, what makes a run of another's weights."""
+"""By the file that it leaves in a folder, the command that makes a run from another run's or model's weights."""
 
 DEAD_RATIO = 0.05
 """A sublayer whose mean update-to-stream ratio |t| is below this hardly turns the stream."""
@@ -52,7 +52,7 @@ class _Train:
 
 @dataclass(frozen=True)
 class _Config:
-    """What is asked of a run's config.json, by whatever version it was written."""
+    """The fields of a run's config.json that are read here, whatever version wrote it."""
 
     scheme: _Scheme
     model: _Model
@@ -94,12 +94,12 @@ class DepthFacts:
     late_turn_degrees: float
     """Mean turn angle of the last quarter of the sublayers (rounded up to at least one)."""
     dead_gates: int
-    """Sublayers with mean |t| < 0.05; a ratio that is not a number counts, too."""
+    """Sublayers with mean |t| < 0.05, or with a mean that is not a number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training run, as its folder tells it."""
+    """One training run, as the files in its folder describe it."""
 
     path: Path
     config: dict[str, Any]
@@ -110,7 +110,7 @@ class Run:
     events: tuple[Event, ...]
     sample: str | None
     task_log: dict[int, dict[str, float | None]] = field(default_factory=dict)
-    """By step, the scores of tasks: `TASK/METRIC` and its value, None where it was no number."""
+    """The scores of tasks by step: `TASK/METRIC` and its value, None if it was not finite."""
 
     def __repr__(self) -> str:
         facts = f"Run({str(self.path)!r}: {self.scheme}, {self.depth} blocks, step {self.step}"
@@ -123,7 +123,7 @@ class Run:
     def setting(self, name: str) -> Any:
         """The value of a dotted config field such as `"optimizer.lr"`.
 
-        Raises `UserError` when the run's config has no such field.
+        Raises `UserError` if the run's config has no such field.
         """
         value: Any = self.config
         for part in name.split("."):
@@ -138,20 +138,20 @@ class Run:
 
     @property
     def depth(self) -> int:
-        """Blocks; a block is two sublayers."""
+        """The number of blocks; a block is two sublayers."""
         return int(self.setting("model.depth"))
 
     @property
     def lr(self) -> float | None:
-        """Peak learning rate: the configured one; where the scheme chose it, the highest logged, or before the end of
-        the warm-up the scheme's default."""
+        """Peak learning rate. It is the configured one; if the scheme chose it, the highest logged one, or during the
+        warm-up the scheme's default. None if neither is known."""
         configured = self.setting("optimizer.lr")
         if configured is not None:
             return float(configured)
         logged = self.train.lr[np.isfinite(self.train.lr)]
         try:
             config = from_dict(RunConfig, self.config)
-        except UserError:  # a later version's, say
+        except UserError:  # for example the config of a later version
             rising = False
         else:
             rising = self.step < config.optimizer.warmup * config.train.steps
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def last_eval(self) -> Evaluation:
-        """The last validation pass (not the best one). Raises `UserError` when there is none yet."""
+        """The last validation pass (not the best one). Raises `UserError` if there is none yet."""
         e = self.evals
         if not e.step.size:
             made = next((command for name, command in MADE.items() if has_file(self.path / name)), None)
@@ -186,19 +186,19 @@ class Run:
 
     @property
     def task_scores(self) -> dict[str, float | None]:
-        """The last scores of tasks; empty without any."""
+        """The last scores of the tasks; empty if there are none."""
         return self.task_log[max(self.task_log)] if self.task_log else {}
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether its last score is of tokens chosen by top-k, which later tokens have a say in: of a routed run of an
-        earlier version, which did not measure the causal decider's."""
+        """Whether its last score is of tokens chosen by top-k, a choice that depends on later tokens. So it is in a
+        routed run of an earlier version, which did not measure the causal decider."""
         return skips(self.setting("model").get("mod")) and not np.isfinite(self.evals.top_k_loss[-1:]).any()
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds per training step, the first `COMPILE_LINES` lines left out, of fewer lines all but the last;
-        None if unmeasured, and where there is but the first."""
+        """Median seconds per training step, without the first `COMPILE_LINES` lines; if there are fewer lines, of the
+        last one alone. None if no time was measured or there is only one line."""
         seconds = self.train.step_seconds
         seconds = seconds[min(COMPILE_LINES, max(seconds.size - 1, 1)) :]
         seconds = seconds[np.isfinite(seconds)]
@@ -206,7 +206,7 @@ class Run:
 
     @property
     def depth_facts(self) -> DepthFacts | None:
-        """Facts of the last depth line; None when the run logged none."""
+        """Facts of the last depth line; None if the run logged none."""
         log = self.depth_log
         if not log.step.size:
             return None
@@ -219,16 +219,17 @@ class Run:
 
 
 def last_quarter(sublayers: int) -> int:
-    """How many sublayers make the last quarter of the depth: at least one."""
+    """The number of sublayers in the last quarter of the depth, rounded up."""
     return math.ceil(sublayers / 4)
 
 
 def load_run(path: str | Path) -> Run:
-    """Read the run folder `path`, or a bundle beside which its run's info.json and metrics.jsonl were left.
+    """Reads the run in the folder `path`, or an exported bundle in a folder that also has the run's info.json and
+    metrics.jsonl.
 
-    After a resume a step may have been logged twice: the later line wins. A half-written last line (the run
-    was killed) and lines of an unknown kind are passed over. Raises `UserError` when `path` is not a run
-    folder, or naming file and line when anything else in it cannot be read.
+    If a step was logged twice, as after a resume, the later line counts. A half-written last line (the run was killed)
+    and lines of an unknown kind are skipped. Raises `UserError` if `path` is not a run folder, and, naming file and
+    line, if anything else in it cannot be read.
     """
     path = Path(path)
     if not path.is_dir() or not has_file(path / CONFIG):
@@ -263,7 +264,8 @@ def _scores(line: dict) -> dict[str, float | None]:
 
 
 def _of_run(value: Any, folder: Path) -> Any:
-    """The run's config in a bundle's; others as they are. Raises UserError for that of another model."""
+    """The run's config inside a bundle's config.json; other values unchanged. Raises UserError for another library's
+    model."""
     own = value.get(BUNDLE) if isinstance(value, dict) else None
     found = own.get("config") if isinstance(own, dict) else value
     if isinstance(found, dict) and "model_type" in found:
@@ -272,7 +274,7 @@ def _of_run(value: Any, folder: Path) -> Any:
 
 
 def _json_object(file: Path, cls: type, part: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
-    """That part of it, in which the fields of `cls` are as declared."""
+    """`part` of the file's JSON value, after checking that it has the fields of `cls` with their declared types."""
     try:
         value = part(read_json(file))
         build(cls, value, others=(_Scheme, _Model, _Optimizer, _Train, _Config, _Rates, _Info))

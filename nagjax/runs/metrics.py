@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: the lines a run appends while it trains, and how they are read."""
+"""`metrics.jsonl`: the lines that a run appends while it trains, and how they are read."""
 
 import io
 import json
@@ -20,7 +20,7 @@ _OPTIONAL = {"mfu", "accuracy", "targets", "top_k_loss"}
 
 @dataclass(frozen=True, eq=False)
 class TrainLog:
-    """Training lines in step order, one entry per logged step. What was not measured is NaN."""
+    """Training lines in step order, one entry per logged step. Values that were not measured are NaN."""
 
     step: Int[np.ndarray, "N"]
     tokens: Int[np.ndarray, "N"]
@@ -36,8 +36,9 @@ class TrainLog:
 
 @dataclass(frozen=True, eq=False)
 class EvalLog:
-    """Validation lines in step order. What was not measured is NaN. Runs with Mixture-of-Depths are judged by their
-    causal decider (`judged`); runs of earlier versions that did not measure it, by top-k, and `top_k_loss` is NaN."""
+    """Validation lines in step order. Values that were not measured are NaN. Runs with Mixture-of-Depths are judged by
+    their causal decider (`judged`). Runs of earlier versions, which did not measure it, are judged by top-k, and their
+    `top_k_loss` is NaN."""
 
     step: Int[np.ndarray, "N"]
     tokens: Int[np.ndarray, "N"]
@@ -46,9 +47,10 @@ class EvalLog:
     bits_per_byte: Float[np.ndarray, "N"]
     accuracy: Float[np.ndarray, "N"]
     targets: Float[np.ndarray, "N"]
-    """Counted targets. NaN where an earlier version did not tell them."""
+    """Counted targets; NaN in lines of earlier versions, which did not write them."""
     top_k_loss: Float[np.ndarray, "N"]
-    """Nats per token when tokens are chosen by top-k, as in training: it looks at later tokens. NaN without routing."""
+    """Nats per token if tokens are chosen by top-k, as in training; that choice depends on later tokens. NaN without
+    routing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class DepthLog:
     turn: Float[np.ndarray, "N S"]
     """Mean angle by which the sublayer turns the stream, in radians."""
     ratio: Float[np.ndarray, "N S"]
-    """Mean ratio of the length of the stream's change to its length before."""
+    """Mean ratio of the length of the stream's change to its length before the sublayer."""
     gate: Float[np.ndarray, "N S"]
     """Mean gate; 1 where the scheme has none."""
     closed: Float[np.ndarray, "N S"]
@@ -69,7 +71,7 @@ class DepthLog:
 
     @property
     def growth(self) -> Float[np.ndarray, "N"]:
-        """RMS of the residual stream behind the last block over that behind the first."""
+        """RMS of the residual stream after the last block, divided by that after the first."""
         if not self.step.size:
             return np.empty(0)
         return np.exp(self.log_norm[:, -1] - self.log_norm[:, 2])
@@ -87,15 +89,15 @@ TIMED = ("tokens_per_second", "step_seconds", "mfu")
 
 
 def comparable(path: Path) -> list[dict]:
-    """The records of a metrics.jsonl that a run repeats bit for bit however often it is killed: all but events (what
-    happened to this one) and the wall-clock fields `TIMED`."""
-    records = filter(None, map(_parsed, path.read_bytes().splitlines()))  # without a half-written last line
+    """The records of a metrics.jsonl that a run repeats bit for bit however often it is killed: all except events,
+    which happened to this run only, and without the wall-clock fields `TIMED`."""
+    records = filter(None, map(_parsed, path.read_bytes().splitlines()))  # drops a half-written last line
     return [{k: v for k, v in r.items() if k not in TIMED} for r in records if r["kind"] != "event"]
 
 
 def judged(line: dict) -> dict:
-    """A validation line with the scores that a run is judged by under their plain names: where it has scores of the
-    causal decider those, and those of top-k under names with `top_k_`."""
+    """A validation line in which the scores that judge the run have the plain names: those of the causal decider if
+    there are any, and then the scores under top-k get the prefix `top_k_`."""
     causal = {name: value for name, value in line.items() if name.startswith("causal_")}
     names = [name.removeprefix("causal_") for name in causal]
     rest = {name: value for name, value in line.items() if name not in causal}
@@ -103,14 +105,15 @@ def judged(line: dict) -> dict:
 
 
 class JsonLines:
-    """Appends a line per record; a number that is not finite becomes null.
+    """Appends one line per record; a number that is not finite becomes null.
 
-    A run that goes on from step n rewinds the file to n first: lines of later steps and a half-written last line are
-    dropped, and if the evaluation at n is still `owed`, lines of it; events stay, because they happened. A run that
+    A run that continues from step n first rewinds the file to n: lines of later steps and a half-written last line are
+    dropped, and the evaluation's lines at n, too, if it is still `owed`. Events stay, because they happened. A run that
     starts (n = 0) begins an empty file.
 
-    The file is cut in place and never replaced, so that whoever has it open (a reader that follows it, or a process
-    that should not write it) sees the same file as everybody else. Only events can be lost by a crash in the cut.
+    The file is truncated in place and never replaced, so that whoever has it open (a reader that follows it, or a
+    process that should not write it) sees the same file as everybody else. A crash during the truncation can lose
+    events only.
     """
 
     def __init__(self, path: Path, resume_step: int, owed: bool = False):
@@ -160,11 +163,11 @@ def _stays(record: dict, step: int, owed: bool) -> bool:
 
 
 _LOGS = {"train": TrainLog, "eval": EvalLog, "depth": DepthLog}
-TASKS = "tasks"  # the kind of a line with scores of tasks by name, of which every run has others
+TASKS = "tasks"  # the kind of a line with scores of tasks by name; the names differ between runs
 
 
 def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
-    """Lines by kind and step, the later of two with the same step; and the events in file order."""
+    """Lines by kind and step, of two with the same step the later one; and the events in the order of the file."""
     logs: dict[str, dict[int, dict]] = {kind: {} for kind in (*_LOGS, TASKS)}
     events: list[Event] = []
     found = inside(file)
@@ -184,7 +187,8 @@ def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
 
 
 def _parsed(line: bytes) -> dict | None:
-    """A line with a kind and a step; None for anything else: half a line, or what a crash of the machine left of it."""
+    """A line with a kind and a step; None for anything else, such as half a line or what a crash of the machine
+    left."""
     try:
         record = parse_json(line, lenient=True)
     except ValueError:
@@ -235,7 +239,7 @@ def is_number(value: Any) -> bool:
 
 
 def columns(cls, lines: dict[int, dict]):
-    """Stack lines into arrays in step order; null becomes NaN."""
+    """Stacks lines into arrays [N] or [N, ...] in step order, int64 for counts and else float64; null becomes NaN."""
     ordered = [lines[step] for step in sorted(lines)]
     values = {}
     for name in (field.name for field in fields(cls)):

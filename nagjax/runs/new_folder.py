@@ -1,4 +1,4 @@
-"""A folder that appears only when it is complete, for import, export and prune."""
+"""Creates a folder that appears only once it is complete, for import, export and prune."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from nagjax.runs.names import LOCK
 
 
 def check_free(out: str | os.PathLike) -> None:
-    """Raises UserError unless `out` is a folder that does not exist yet, or has nothing in it."""
+    """Raises UserError unless `out` does not exist yet or is an empty folder."""
     out = Path(out)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError("out", str(out), "is not empty: choose another --out, or remove it")
@@ -22,10 +22,10 @@ def check_free(out: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: str | os.PathLike, doing: str) -> Generator[Path]:
-    """Gives a folder beside `out` to write into, which is renamed to `out` when the `with` block ends. If the block
-    fails, the folder is removed; if the process is killed, the next attempt removes it.
+    """Yields a temporary folder beside `out`, which is renamed to `out` when the `with` block ends. If the block fails,
+    the folder is removed; if the process is killed, the next attempt removes it.
 
-    Raises UserError if `out` is in use or cannot be made, or another process is writing it.
+    Raises UserError if `out` is in use or cannot be made, or if another process is writing it.
     """
     check_free(out)
     place = Path(out).resolve()

@@ -1,4 +1,4 @@
-"""Opening what a training run left in its folder."""
+"""Opens a run from what training left in its folder."""
 
 import dataclasses
 import inspect
@@ -31,8 +31,8 @@ from nagjax.train.distributed.mesh import make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Of a dense NAG run: the rate asked for, and the threshold on NAG's angle that comes to it, after `step` steps of
-    training (None: by a version that did not note it)."""
+    """The calibration of a dense NAG run: the rate of skipping asked for, the threshold on NAG's angle that gives it,
+    and the step at which it was calibrated (None: by a version that did not store it)."""
 
     rate: Fraction
     threshold: float
@@ -41,7 +41,8 @@ class Calibration:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Of an imported run: tokens of its tokenizer (None: it came without one), and its source's config.json."""
+    """The origin of an imported run: the size of its tokenizer (None: it came without one), the id that ends a text,
+    and the config.json of the model it was imported from."""
 
     tokenizer_vocab: Count | None
     end_of_text: Natural
@@ -50,16 +51,16 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenRun:
-    """A run as its newest checkpoint has it: the parameters, and all it takes to use them."""
+    """A run at its newest checkpoint: the parameters, and all that is needed to use them."""
 
     folder: Path
     blueprint: ModelBlueprint
-    step: int  # training steps behind the parameters
+    step: int  # training steps done
     params: Tree
     mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
     tokenizer: Tokenizer
-    calibrated: bool = False  # there are thresholds, but no capacities
-    eos: tuple[int, ...] = ()  # token ids at which an imported model ends what it writes, as `read_eos` has them
+    calibrated: bool = False  # it has thresholds, but no capacities
+    eos: tuple[int, ...] = ()  # token ids at which an imported model ends its text, from `read_eos`
 
     @property
     def config(self) -> RunConfig:
@@ -72,13 +73,15 @@ class OpenRun:
 
     @cached_property
     def model(self) -> Transformer:
-        """With these parameters. Of a run that is not finished give it `progress`, too, `run.model(tokens,
-        progress=run.progress)`: NAG's step sizes and ProRes's weights are smaller at first."""
+        """The model with these parameters. For a run that is not finished, pass `progress` too, as in
+        `run.model(tokens, progress=run.progress)`: NAG's step sizes and ProRes's weights are smaller early in
+        training."""
         return self.blueprint.model(self.params)
 
     @cached_property
     def beginning(self) -> list[int]:
-        """Token ids an imported model expects before every text, as its tokenizer.json has it; of other runs none."""
+        """The token ids that an imported model expects before every text, from its tokenizer.json; empty for other
+        runs."""
         return beginning_of(self.tokenizer)
 
     def __repr__(self) -> str:
@@ -99,20 +102,21 @@ class OpenRun:
         return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, behind what an imported model expects before it (`beginning`). For a bidirectional
-        model as its tokenizer.json has it: between [CLS] and [SEP], and a [MASK] that the text spells is one. Raises
-        UserError for what is no text."""
+        """The token ids of a text, a list of ints, behind those that an imported model expects before it (`beginning`).
+        For a bidirectional model they follow its tokenizer.json: between [CLS] and [SEP], and "[MASK]" in the text
+        becomes that token. Raises UserError if `text` is not a str."""
         check_text(text)
         if not self.config.model.causal and isinstance(self.tokenizer, JsonTokenizer):
             return self.tokenizer.encode_whole(text).tolist()
         return [*self.beginning, *self.tokenizer.encode(text).tolist()]
 
     def logits(self, text: str) -> Float[Array, "T V"]:
-        """Float32 logits behind every token of a text (of a bidirectional model: for every token), by a pass over all
-        of it, as `encode` has it. Tokens of a routed model are chosen by its causal decider where it is known; experts
+        """Float32 logits after every token of a text (for a bidirectional model: at every token), from one pass over
+        the ids that `encode` gives. In a routed model the causal decider chooses tokens if its cuts are known; experts
         of a causal model drop no choice.
 
-        Raises UserError for a text of no tokens, or of more than the context, and for an encoder without a head."""
+        Raises UserError for a text of no tokens or of more than the context, and for an encoder without a head.
+        """
         self.config.model.check_logits("run.logits")
         ids, model, cuts = self.encode(text), self.config.model, self.mod.get("cuts")
         if not 0 < len(ids) <= model.context:
@@ -124,7 +128,7 @@ class OpenRun:
     def routed(self, mod: ModConfig, cuts: Array | None = None) -> "OpenRun":
         """The same parameters under another Mixture-of-Depths, which must not need parameters of its own.
 
-        Without Mixture-of-Depths this is the dense model. `cuts` [S] are its thresholds, none unless given.
+        With an inactive `mod` this is the dense model. `cuts` [S] are its thresholds; None: it has none.
         """
         model = dataclasses.replace(self.config.model, mod=mod)
         blueprint = ModelBlueprint.of(dataclasses.replace(self.config, model=model), self.blueprint.mesh)
@@ -137,26 +141,26 @@ class OpenRun:
 
 
 def check_opened(run: Any) -> None:
-    """Raises UserError for a path, a model or anything else in place of a run that was opened."""
+    """Raises UserError if `run` is not an opened run, for example a path or a model."""
     if isinstance(run, str | Path):
         raise UserError("run", str(run), f"is not opened: give nagjax.load({str(run)!r})")
     if isinstance(run, nnx.Module):
         fix = "is a model without tokenizer and config: give what nagjax.load or nagjax.fit returns"
         raise UserError("run", type(run).__name__, fix)
-    # read statically: to ask an opened run for its model builds it
+    # getattr_static, because reading `run.model` would build the model
     if any(inspect.getattr_static(run, name, None) is None for name in ("model", "tokenizer")):
         raise UserError("run", type(run).__name__, "give what nagjax.load or nagjax.fit returns")
 
 
 def check_text(text: Any) -> None:
-    """Raises UserError for what is no text."""
+    """Raises UserError if `text` is not a str."""
     if not isinstance(text, str):
         reads_ids = "run.model(tokens, progress=run.progress) and nagjax.generate.sample.generate"
         raise UserError("text", type(text).__name__, f"give a text; token ids are read by {reads_ids}")
 
 
 def devices_of(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
-    """Those that are given; without any one local device. Raises UserError for what is no list of devices."""
+    """The devices given; None: one local device. Raises UserError for anything but a list of devices."""
     found = list(jax.local_devices()[:1] if devices is None else devices if np.iterable(devices) else [devices])
     if not found or not all(isinstance(device, jax.Device) for device in found):
         raise UserError("devices", devices, "give a list of devices, such as jax.local_devices()[:2]")
@@ -164,15 +168,15 @@ def devices_of(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
 
 
 def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None, calibrated: bool = True) -> OpenRun:
-    """The run in `folder`, finished or not; nothing in the folder changes, even while the run is training.
+    """Opens the run in `folder`, finished or not. Nothing in the folder changes, and the run may be training meanwhile.
 
-    Adapters of a run that has them are merged into its matrices: it is opened as a model without any. A run that
-    `nagjax calibrate` has put at a rate is opened at that rate, unless `calibrated` is False.
-    devices: parameters and batches are split over them; one local device unless given.
+    Adapters are merged into the matrices, so the opened model has none. A run that `nagjax calibrate` has set to a rate
+    is opened at that rate, unless `calibrated` is False. devices: parameters and batches are split over them; None: one
+    local device.
 
-    Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
-    checkpoint yet, a damaged one, a tokenizer other than the one the run was trained with, or a calibration after
-    another step.
+    Raises UserError if the folder is no run, if its config cannot be read or names an unknown scheme or field, if there
+    is no checkpoint yet or it is damaged, if the tokenizer is not the one that the run was trained with, and if the
+    calibration was made at another step.
     """
     check_value("run", folder, Path, "the folder of a run")
     folder = Path(folder)
@@ -187,8 +191,8 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
 
 
 def at_point(run: OpenRun, folder: Path) -> OpenRun:
-    """The run at the rate that `nagjax calibrate` has saved in `folder`; as it is where there is none. Raises UserError
-    where the run was at another step then: its threshold is of other weights."""
+    """The run at the rate that `nagjax calibrate` has saved in `folder`, or unchanged if there is none. Raises
+    UserError if the run was at another step then: the threshold belongs to other weights."""
     point = read_calibration(folder)
     if point is None:
         return run
@@ -200,14 +204,15 @@ def at_point(run: OpenRun, folder: Path) -> OpenRun:
 
 
 def by_angle(rate: float) -> ModConfig:
-    """The rule of a calibrated run: one threshold on NAG's angle for all sublayers. Its rate is the nominal one."""
+    """The routing rule of a calibrated run: one threshold on NAG's angle for all sublayers. The rate is nominal
+    only."""
     return ModConfig(rate=(rate,), router="nag", decider="threshold", kv="all")
 
 
 def read_calibration(folder: Path) -> Calibration | None:
-    """The point `nagjax calibrate` has saved beside the checkpoints; None where there is none.
+    """The calibration that `nagjax calibrate` has saved in the run's folder; None if there is none.
 
-    Raises UserError where it cannot be read.
+    Raises UserError if it cannot be read.
     """
     return read_record(Calibration, folder / CALIBRATION, "calibration", _again(folder), others=(Calibration,))
 
@@ -217,13 +222,15 @@ def _again(folder: Path) -> str:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """What `nagjax import` noted in a run's folder; None where the run was not imported."""
+    """What `nagjax import` stored in a run's folder; None if the run was not imported. Raises UserError if it cannot be
+    read."""
     return read_record(Origin, folder / ORIGIN, "run", "bring it back, or import again", others=(Origin,))
 
 
 def read_eos(config: dict, folder: Path, vocab: int) -> tuple[int, ...]:
-    """`eos_token_id`, one or several, of an imported model's config.json, and of the generation_config.json in its
-    folder, where there is one; of the ids that the vocabulary has. Raises UserError where the file cannot be read."""
+    """The ids in `eos_token_id` (one or several) of an imported model's config.json and of the generation_config.json
+    in its folder, if there is one; ids outside the vocabulary are left out. Raises UserError if the file cannot be
+    read."""
     path, generation = folder / GENERATION_CONFIG, None
     if has_file(path):
         try:
@@ -236,13 +243,13 @@ def read_eos(config: dict, folder: Path, vocab: int) -> tuple[int, ...]:
 
 
 def option_of(tokenizer: Tokenizer, folder: Path) -> str:
-    """By which a command is given the tokenizer of the run in `folder`: its file, or bytes, which have none."""
+    """The value of `--tokenizer` that gives a command the tokenizer of the run in `folder`: its file, or "bytes"."""
     return "bytes" if tokenizer.to_json() is None else str(folder / TOKENIZER)
 
 
 def tokenizer_of(folder: Path, vocab: int, origin: Origin | None) -> Tokenizer:
-    """The own copy of a run with this vocabulary and origin, which needs no corpus; bytes have none. Raises UserError
-    where it is not what the run was trained with."""
+    """The tokenizer of a run with this vocabulary and origin, from the copy in its folder, so no corpus is needed; a
+    run on bytes has no file. Raises UserError if it is not the one that the run was trained with."""
     path, then = folder / TOKENIZER, vocab
     if origin is not None:
         if origin.tokenizer_vocab is None:

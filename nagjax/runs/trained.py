@@ -1,4 +1,4 @@
-"""Which parameters a run trains: all but those that `--freeze` names, and with LoRA only its adapters.
+"""Which parameters a run trains: all except those that `--freeze` names; with LoRA, only its adapters.
 
 Parameters that are not trained have no gradient, no update and no optimizer state; they are in every checkpoint.
 """
@@ -17,7 +17,7 @@ Tree = Any
 
 
 def marked(parameters: Tree, freeze: tuple[str, ...], lora: bool) -> Tree:
-    """The parameters (`nagjax.runs.blueprint.Parameter`), with `trained` as these settings have it."""
+    """The parameters (`nagjax.runs.blueprint.Parameter`) with `trained` set by these settings."""
 
     def one(path: tuple, parameter: Any) -> Any:
         return dataclasses.replace(parameter, trained=is_trained(dotted(path), parameter.role, freeze, lora))
@@ -26,12 +26,12 @@ def marked(parameters: Tree, freeze: tuple[str, ...], lora: bool) -> Tree:
 
 
 def is_trained(name: str, role: str, freeze: tuple[str, ...], lora: bool) -> bool:
-    """Whether the parameter of this name and role is trained; `lora`: its model has adapters."""
+    """Whether a parameter of this name and role is trained; `lora` says whether its model has adapters."""
     return not any(_names(pattern, name, role) for pattern in freeze) and (not lora or role == "adapter")
 
 
 def check_freeze(parameters: Tree, freeze: tuple[str, ...]) -> None:
-    """Raises UserError for a pattern that names no parameter, and where none is left to train."""
+    """Raises UserError for a pattern that names no parameter, and if no parameter is left to train."""
     known = [(dotted(path), p) for path, p in jax.tree_util.tree_leaves_with_path(parameters)]
     for pattern in freeze:
         if not any(_names(pattern, name, p.role) for name, p in known):
@@ -47,7 +47,7 @@ def check_freeze(parameters: Tree, freeze: tuple[str, ...]) -> None:
 
 
 def trained_part(tree: Tree, parameters: Tree) -> Tree:
-    """What is trained of a nested dict shaped like the parameters, without branches in which nothing is."""
+    """The trained leaves of a nested dict shaped like the parameters, without branches that have none."""
     if all(p.trained for p in jax.tree.leaves(parameters)):
         return tree
     kept = {}
@@ -61,18 +61,18 @@ def trained_part(tree: Tree, parameters: Tree) -> Tree:
 
 
 def with_part(tree: Tree, part: Tree) -> Tree:
-    """A nested dict with the leaves of `part` in place of its own."""
+    """A nested dict in which the leaves of `part` replace its own."""
     inside = lambda name, own: with_part(own, part[name]) if isinstance(own, dict) else part[name]  # noqa: E731
     return {name: inside(name, own) if name in part else own for name, own in tree.items()}
 
 
 def count_trained(parameters: Tree) -> int:
-    """Numbers that are trained."""
+    """The number of trained scalars."""
     return sum(p.size for p in jax.tree.leaves(parameters) if p.trained)
 
 
 def dotted(path: tuple) -> str:
-    """A parameter's name, such as blocks.attention.branch.query."""
+    """A parameter's dotted name, such as blocks.attention.branch.query."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 

@@ -18,7 +18,7 @@ from nagjax.train.checkpoint.store import check_newest, restore_parts
 
 
 class Weights(NamedTuple):
-    """Parameters of a model without adapters, its blueprint, the steps behind them, and the state of
+    """Parameters of a model without adapters, its blueprint, the number of training steps done, and the state of
     Mixture-of-Depths."""
 
     blueprint: ModelBlueprint
@@ -28,10 +28,10 @@ class Weights(NamedTuple):
 
 
 def read_weights(folder: Path, config: RunConfig, mesh: Mesh, step: int | None = None) -> Weights:
-    """The weights in `folder`, of this config, on a mesh, after `step` steps (None: the newest): their average where
-    the run keeps one; a run with adapters has them merged into its matrices.
+    """The weights of the run in `folder`, which has this config, on a mesh, after `step` steps (None: the newest). If
+    the run keeps an average of its parameters, that is returned; adapters are merged into the matrices.
 
-    Raises UserError: no checkpoint yet, none of this step or of this model, a damaged one, or another run's.
+    Raises UserError if there is no checkpoint yet, none of this step or of this model, a damaged one, or another run's.
     """
     found = ModelBlueprint.of(config, mesh)
     state = restore_parts(folder / CHECKPOINTS, found.abstract_use(), owner(config, read_id(folder)), step)
@@ -44,11 +44,12 @@ def read_weights(folder: Path, config: RunConfig, mesh: Mesh, step: int | None =
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError where `read_weights` would: no run, no checkpoint yet, or a damaged one, or another run's."""
+    """Raises UserError where `read_weights` would: there is no run or no checkpoint yet, or it is damaged or another
+    run's."""
     check_newest(folder / CHECKPOINTS, owner(read_config(folder), read_id(folder)))
 
 
 def without_adapters(config: RunConfig) -> RunConfig:
-    """The config of the model that adapters are merged into, which nothing is frozen of."""
+    """The config of the model into which adapters are merged; nothing in it is frozen."""
     model = dataclasses.replace(config.model, lora=LoRAConfig())
     return dataclasses.replace(config, model=model, optimizer=dataclasses.replace(config.optimizer, freeze=()))

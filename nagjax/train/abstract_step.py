@@ -1,4 +1,4 @@
-"""The sharded training step, ready to be compiled for devices that are not there.
+"""The sharded training step, built from shapes alone, so that it can be compiled for devices that this machine lacks.
 
 `python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step` compiles it with the TPU and GPU compilers.
 """
@@ -21,7 +21,7 @@ from nagjax.train.step import jit_train_step
 
 
 def abstract_batch(blueprint: Blueprint) -> Batch:
-    """Shapes, dtypes and shardings of one training batch."""
+    """One training batch as `jax.ShapeDtypeStruct`s: shapes, dtypes and shardings without values."""
     shape = (blueprint.config.train.batch, blueprint.config.model.context)
     sharding = batch_sharding(blueprint.mesh)
     whole: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
@@ -30,22 +30,22 @@ def abstract_batch(blueprint: Blueprint) -> Batch:
 
 
 def training_step(config: RunConfig, devices: Sequence) -> tuple[Callable, tuple[TrainState, Batch], Mesh]:
-    """The jitted step of a run on these devices, what it takes, and its mesh."""
+    """The jitted training step of a run on these devices, its abstract arguments (state, batch), and the run's mesh."""
     blueprint = Blueprint.of(config, make_mesh(config.mesh, devices))
     return jit_train_step(blueprint), (blueprint.abstract(), abstract_batch(blueprint)), blueprint.mesh
 
 
 def nag_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """NAG, 8 blocks x 512, bfloat16 with rematerialised blocks, the batch split over all devices: gradients are summed,
-    and nothing else but a few scalars may be communicated.
+    """The step of NAG with 8 blocks of width 512, in bfloat16 with rematerialised blocks. The batch is split over all
+    devices, so the only communication allowed is the sum of the gradients and a few scalars.
 
-    `implementation` is that of the residual updates; "best" leaves the choice to the platform.
+    `implementation` selects how residual updates are computed; "best" leaves the choice to the platform.
     """
     return _step_of(devices, implementation, ModConfig())
 
 
 def routed_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """The same model with half of the tokens skipping each sublayer."""
+    """The step of the model of `nag_step` in which half of the tokens skip each sublayer (Mixture-of-Depths)."""
     return _step_of(devices, implementation, ModConfig(rate=(0.5,)))
 
 

@@ -19,9 +19,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
-    """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Another one says which
-    text is read, and how often; of a mixture also each corpus's share of the rows; of one-document rows how much is
-    padding or cut off. And which of the options that were given have no effect."""
+    """Prints a line with the run's parameters, devices, tokens per step, and needed and free memory per device (GiB). A
+    second line names the text and how often it is read; for a mixture it gives each corpus's share of the rows instead.
+    Where rows hold whole documents, a third says how much is padding and how much is cut off. Then it names each option
+    that was given and has no effect."""
     config, mesh = blueprint.config, blueprint.mesh
     count, trained = sum(p.size for p in jax.tree.leaves(blueprint.parameters)), count_trained(blueprint.parameters)
     parameters = f"{count:,} parameters" + (f", {trained:,} of them trained," if trained < count else "")
@@ -48,7 +49,7 @@ def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
 
 
 def check_memory(blueprint: Blueprint) -> None:
-    """Raises UserError if a device has less free memory than the lower bound of what the run needs."""
+    """Raises UserError if a device has less free memory than `least_bytes`."""
     needed, free = least_bytes(blueprint), available_bytes(blueprint.mesh)
     if free is not None and needed > free:
         fix = (
@@ -59,9 +60,10 @@ def check_memory(blueprint: Blueprint) -> None:
 
 
 def least_bytes(blueprint: Blueprint) -> int:
-    """A lower bound of a training step's memory on one device: parameters, their moments and gradients (of those
-    that are trained) and their average, if one is kept, in float32, each block's residual for the backward pass, and
-    the logits that are there at once (`nagjax.train.head_loss`). Other activations come on top."""
+    """A lower bound, in bytes, of the memory that a training step needs on one device. It counts in float32 the
+    parameters, their average if one is kept, and the gradients and moments of the trained parameters; and in their own
+    dtypes each block's residual stream kept for the backward pass, and the logits held at once
+    (`nagjax.train.head_loss`). Other activations come on top."""
     config, mesh = blueprint.config, blueprint.mesh
     model, train = config.model, config.train
     held = lambda p: math.prod(parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape))  # noqa: E731
@@ -79,7 +81,8 @@ def least_bytes(blueprint: Blueprint) -> int:
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int | None:
-    """Free memory of a device of this process; None if unknown. CPU devices share the machine's memory."""
+    """Free memory in bytes of this process's device that has the least; None if unknown. CPU devices share the
+    machine's memory equally."""
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     if local[0].platform == "cpu":
         free = host_bytes()
@@ -89,7 +92,7 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int | None:
 
 
 def host_bytes() -> int | None:
-    """Free memory of the machine and of this process's container; None if unknown."""
+    """Free memory in bytes of the machine, or of this process's container if that has less; None if unknown."""
     found = []
     for line in _text(Path("/proc/meminfo")).splitlines():
         name, _, value = line.partition(":")
@@ -98,7 +101,7 @@ def host_bytes() -> int | None:
     limit, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
         stat = dict(line.split() for line in _text(CGROUP / "memory.stat").splitlines())
-        cache = int(stat.get("inactive_file", 0))  # the system frees it when needed
+        cache = int(stat.get("inactive_file", 0))  # page cache, which the system frees when memory is needed
         found.append(max(int(limit) - int(used) + cache, 0))
     return min(found, default=None)
 

@@ -12,7 +12,7 @@ from nagjax.ranges import Natural
 from nagjax.runs.names import SKIPPED
 from nagjax.train.distributed.consensus import from_first
 
-ENDED = "terminated unexpectedly"  # in grain's error for a process that has ended
+ENDED = "terminated unexpectedly"  # in grain's error message for a worker process that has died
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class _Batches:
 
 
 class Skipped:
-    """Numbers of the batches that a run leaves out after rolling back, kept in `skipped.json` of its folder.
+    """The numbers of the batches that a run leaves out after rolling back, kept in `skipped.json` in the run's folder.
 
-    The file is on disk before the run continues, so a skipped batch stays skipped, however often the run is killed;
-    but a run that is killed before its first checkpoint begins anew, and judges all of its batches again.
+    The file is on disk before the run continues, so a skipped batch stays skipped, however often the run is killed. A
+    run that is killed before its first checkpoint begins anew and judges all of its batches again.
     """
 
     def __init__(self, folder: Path, *, fresh: bool):
@@ -52,14 +52,15 @@ class Skipped:
         return batch
 
     def after(self, step: int) -> int:
-        """The number of batches that are left out right after the one of this step."""
+        """How many of the left-out batches come after the batch of this step (0: before the first step)."""
         taken = self.batch_of(step) if step else -1
         return sum(batch > taken for batch in self.batches)
 
 
 class TrainBatches:
-    """Batches in the order of steps. The position depends only on the step and the skipped batches, not on the number
-    of processes or workers. `steps`: of the whole training, along which a mixture's weights change."""
+    """The training batches in the order of steps. Which rows a batch holds depends only on its number, not on the
+    number of processes or workers. `steps` is the length of the whole training, over which a mixture's weights
+    change."""
 
     def __init__(self, dataset: Dataset, batch: int, context: int, steps: int | None = None, **share: Any):
         share = share | {"batch": batch, "context": context, "steps": steps}
@@ -69,9 +70,12 @@ class TrainBatches:
         self._next = 0
 
     def take(self, number: int) -> dict:
-        """This process's part of batch `number`; cheap for the batch after the last one taken, or one soon after it.
+        """This process's part of batch `number` (from 0), a dict of arrays. Fast if it is one of the next 16 batches
+        after the last one taken; otherwise the pipeline is opened again.
 
-        A worker that dies is replaced once. Raises UserError if its successor dies before it makes the batch."""
+        A worker process that dies is replaced once. Raises UserError if its successor dies before it has made the
+        batch.
+        """
         if not self._next <= number < self._next + 16:
             self._open_at(number)
         replaced = False
@@ -104,4 +108,4 @@ class TrainBatches:
         """Ends the workers, if any. After this no batch can be taken."""
         if hasattr(self._rows, "close"):
             self._rows.close()
-        self._rows = None  # ends now, not while the interpreter shuts down
+        self._rows = None  # drops the iterator now rather than while the interpreter shuts down

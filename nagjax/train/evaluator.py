@@ -1,4 +1,4 @@
-"""Evaluation of a model on validation text, and how batches reach the devices."""
+"""Evaluation of a model on validation text, and the transfer of batches to the devices."""
 
 import itertools
 import math
@@ -16,29 +16,29 @@ from nagjax.train.distributed.mesh import batch_sharding, batch_share, check_dev
 from nagjax.train.loss import Batch
 from nagjax.train.step import jit_eval_step
 
-ROUNDING = 1e-6  # of a mean of shares in float32: what is as near to 1 is all
+ROUNDING = 1e-6  # of a mean of shares in float32: a mean this near to 1 counts as 1
 
 
 class PartBatch(Batch):
-    """A batch of one corpus of a mixture: of which."""
+    """A batch of a mixture, whose rows all come from the corpus with this index."""
 
-    corpus: int = 0  # no field: the same program runs for all of them
+    corpus: int = 0  # an attribute, not a field of the tuple: one compiled program serves all corpora
 
 
 def corpus_of(batch: Batch) -> int:
-    """Which corpus of a mixture the batch is of; 0 without one."""
+    """The index of the mixture's corpus that the batch comes from; 0 if there is no mixture."""
     return batch.corpus if isinstance(batch, PartBatch) else 0
 
 
 class Evaluator:
-    """What a model makes of validation text: the run's own, unless `dataset` is given.
+    """Scores a model on validation text: the run's own, unless `dataset` is given.
 
-    Of a mixture every batch is of one corpus; scores are of each corpus alone, and then summed with its share of the
-    training's rows, whatever there is of its validation text.
+    Every batch of a mixture comes from one corpus. Each corpus is scored alone; the total weights it by its share of
+    the training rows, however much validation text it has.
 
     With `causal`, Mixture-of-Depths chooses tokens by the run's causal decider instead of by top-k.
 
-    Raises UserError where the devices do not divide the run's batches.
+    Raises UserError if the devices do not divide the run's batches.
     """
 
     def __init__(self, blueprint: ModelBlueprint, dataset: Dataset | None = None, *, causal: bool = False):
@@ -52,8 +52,8 @@ class Evaluator:
         self.step = jit_eval_step(blueprint, causal=causal)
 
     def batches(self, limit: int | None = None) -> Iterator[Batch]:
-        """The first `limit` (None: all) batches of one fixed order, on the devices; of a mixture at least one of each
-        corpus."""
+        """Yields the first `limit` (None: all) batches of one fixed order, on the devices; of a mixture at least one
+        batch of each corpus."""
         size, context = self.blueprint.config.train.batch, self.blueprint.config.model.context
         share = batch_share(self.blueprint.mesh)
         found = batches(self.dataset, batch=size, context=context, repeat=False, **share)
@@ -65,21 +65,25 @@ class Evaluator:
         return (_of_part(batch, corpus) for batch, (corpus, _) in zip(made, turns, strict=False))
 
     def __call__(self, params, mod: dict, step: int, batches: Iterable[Batch]) -> tuple[dict, dict]:
-        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers
-        (`log_norm` also in front of the first), means over all tokens that are no padding. Of a mixture `loss/NAME` of
-        each corpus, too.
+        """Evaluates `params` on the batches and returns scores and telemetry.
 
-        Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
-        decider with top-k, too, and with adaptive depth `computed`, the share of the places that were computed; its
-        scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its parts `mod_rate_attention` and
-        `mod_rate_mlp`.
+        Scores: `loss` (nats per token), `bits_per_byte`, `accuracy`, `targets` (how many were scored), and for a
+        mixture `loss/NAME` of each corpus. A routed model adds `mod_rate`, the share of (token, sublayer) pairs
+        skipped, and the same for one kind of sublayer, `mod_rate_attention` and `mod_rate_mlp`.
+
+        Telemetry: by name a list with one mean per sublayer over all tokens that are not padding; `log_norm` has one
+        more value, in front of the first sublayer. A routed model adds `executed`, the share of the tokens that ran,
+        and `agreement` of the causal decider with top-k; adaptive depth adds `computed`, the share of the slots that
+        were computed.
+
+        Raises UserError if no target counts in a corpus's batches.
         """
         results, corpora = [], []
         for batch in batches:
             corpora.append(corpus_of(batch))
             table = self.token_bytes[corpora[-1]]
             results.append(self.step(params, mod, jnp.int32(step), Batch(*batch), table))
-            results[-2:-1] = jax.device_get(results[-2:-1])  # one behind: neither waits for long, nor runs ahead
+            results[-2:-1] = jax.device_get(results[-2:-1])  # one batch behind: the devices stay busy
         results = jax.device_get(results)
         weights, scores = self._weighed(results, corpora)
         mean = lambda values: np.tensordot(weights, np.stack(values).astype(np.float64), 1)  # noqa: E731
@@ -96,8 +100,8 @@ class Evaluator:
         return scores, {name: [float(v) for v in values] for name, values in depth.items()}
 
     def _weighed(self, results: list, corpora: list[int]) -> tuple[np.ndarray, dict]:
-        """Every result's weight in a mean over tokens, and the scores: each corpus counts by its share among those that
-        were read."""
+        """The weight of every batch in a mean over tokens, and the scores. Each corpus counts by its share among the
+        corpora that the batches came from."""
         sums = {c: [r for r, other in zip(results, corpora, strict=True) if other == c] for c in sorted({*corpora})}
         tokens, origin = np.array([float(r.tokens) for r in results]), np.array(corpora)
         counts = {corpus: sum(float(r.sums.count) for r in found) for corpus, found in sums.items()}
@@ -109,7 +113,7 @@ class Evaluator:
             raise UserError(field, value, fix)
         total, losses, nats, correct, read_bytes = sum(counts.values()), {}, 0.0, 0.0, 0.0
         for (corpus, found), share in zip(sums.items(), among(self.shares, [*sums]), strict=True):
-            scale = share * (total / counts[corpus])  # 1 where there is one corpus
+            scale = share * (total / counts[corpus])  # 1 if there is one corpus
             own = sum(float(r.sums.nats) for r in found)
             losses[f"loss/{self.names[corpus]}"] = own / counts[corpus]
             nats += scale * own
@@ -135,8 +139,9 @@ JUDGED = ("loss", "bits_per_byte", "accuracy", "mod_rate", "mod_rate_attention",
 
 
 def with_causal(top_k: tuple[dict, dict], causal: tuple[dict, dict]) -> tuple[dict, dict]:
-    """Scores and telemetry of a routed model under top-k, and beside them, by names with `causal_`, under its causal
-    decider; `agreement` of the two rules, mean over the sublayers where some tokens skip."""
+    """Scores and telemetry of a routed model under top-k, to which those under its causal decider are added with the
+    prefix `causal_`; `agreement` of the two rules becomes a score, the mean over the sublayers where some tokens
+    skip."""
     (scores, depth), (decided, decided_depth) = top_k, causal
     agreement, executed = np.array(depth["agreement"]), np.array(depth["executed"])
     some = executed < 1.0
@@ -146,8 +151,8 @@ def with_causal(top_k: tuple[dict, dict], causal: tuple[dict, dict]) -> tuple[di
 
 
 def put(blueprint: ModelBlueprint, batch: dict) -> Batch:
-    """This process' rows of a batch as global arrays. Raises UserError for token ids that the model has not: on the
-    devices they would read, in silence, what lies behind the table."""
+    """This process's rows of a batch as global arrays. Raises UserError for a token id outside the vocabulary: on the
+    devices it would silently read beyond the table."""
     vocab = blueprint.config.model.vocab
     for name in ("tokens", "targets"):
         if not 0 <= (low := int(np.min(batch[name]))) <= (high := int(np.max(batch[name]))) < vocab:

@@ -1,4 +1,4 @@
-"""A run before it is run: its whole config, and what it will take."""
+"""A run before it is trained: its whole config, its parameters, FLOPs and memory."""
 
 import dataclasses
 import math
@@ -16,18 +16,19 @@ from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.warm_start import adopted
 
-# Rows that say nothing about a model which is neither trained here nor samples.
+# Rows that do not apply to a model that is not causal: it is not trained here, and it generates no text.
 FOR_CAUSAL = ("training FLOPs per token", "training FLOPs per step", "optimizer state", "key/value cache per token")
 FOR_CAUSAL += ("skipped (token, sublayer) pairs", "learning rate")
 
 
 def resolve(config: RunConfig, own: Path | None = None) -> RunConfig:
-    """The config with the vocabulary of its corpus filled in, or the model of the run it starts from (`adopted`)."""
+    """The config with its model completed: the vocabulary of its corpus, or the model of the run that it starts from
+    (`adopted`)."""
     return resolved(config, open_dataset(config.data).tokenizer, own)
 
 
 def resolved(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) -> RunConfig:
-    """`resolve` where the tokenizer of the corpus is known."""
+    """`resolve`, given the tokenizer of the corpus."""
     if config.start:
         return adopted(config, tokenizer, own)
     vocab = tokenizer.vocab_size
@@ -35,14 +36,15 @@ def resolved(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) -
 
 
 def state_bytes(blueprint: Blueprint) -> dict[str, int]:
-    """Bytes of parameters and optimizer state over all devices."""
+    """Bytes over all devices, by "parameters" and "optimizer"; the latter includes the average of the parameters, if
+    kept."""
     size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     state = blueprint.abstract()
     return {"parameters": size(state.params), "optimizer": size((state.optimizer, state.average))}
 
 
 def describe(config: RunConfig):
-    """A console table of a run's parameters by part, FLOPs and memory."""
+    """A `rich` table of a run's parameters by part, its FLOPs, and its memory."""
     from rich.table import Table
 
     blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1), jax.devices()[:1]))
@@ -75,14 +77,14 @@ def describe(config: RunConfig):
 
 
 def _experts(moe: MoEConfig) -> str:
-    """What a token runs, of what there is."""
+    """How many of the experts a token runs, in words."""
     shared = f" and {moe.shared} shared" if moe.shared else ""
     nothing = f" or nothing ({moe.skips} of {moe.choices} choices)" if moe.skips else ""
     return f"{moe.active} of {moe.experts}{nothing}{shared}, {moe.hidden} features each, {moe.dispatch}"
 
 
 def _shown(rates: dict) -> str:
-    """MoD rates in one line, and those of the sublayers where they differ."""
+    """The MoD rates in one line, and in a second line the rates of the sublayers if they differ."""
     line = f"{rates['total']:.1%}  (attention {rates['attention']:.1%}, MLP {rates['mlp']:.1%})"
     differ = len(set(rates["sublayers"])) > 1
     return line + ("\n" + " ".join(f"{rate:.0%}" for rate in rates["sublayers"]) if differ else "")

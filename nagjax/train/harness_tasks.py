@@ -1,5 +1,5 @@
-"""Tasks of lm-evaluation-harness that ask for likelihoods, as `nagjax.train.tasks` scores them: prompts and metrics are
-the harness', and the numbers those of `nagjax eval --tasks`."""
+"""Tasks of lm-evaluation-harness that ask for likelihoods, scored as `nagjax.train.tasks` scores its own: prompts and
+metrics come from the harness, and the numbers equal those of `nagjax eval --tasks`."""
 
 import re
 from collections import defaultdict
@@ -9,12 +9,12 @@ from typing import Any
 
 from nagjax.errors import UserError
 
-SEED = 1234  # of the examples in prompts, as the harness' own evaluation has it
+SEED = 1234  # seed for the examples in prompts, the default of the harness's own evaluation
 YAML = (".yaml", ".yml")
 
 
 class HarnessTask:
-    """One task of the harness, its requests made once."""
+    """One task of the harness, whose requests are built once."""
 
     def __init__(self, task: Any, limit: int | None):
         self.name, self.task = task.config.task, task
@@ -26,7 +26,7 @@ class HarnessTask:
         self.texts = [request.args[:2] for request in task.instances]
 
     def metrics(self, scores: Sequence[tuple[float, bool]]) -> dict[str, float]:
-        """By the harness' names; of a task with several filters those of the first."""
+        """The metrics by the harness's names; of a task with several filters, the metrics of the first filter."""
         for request, score in zip(self.task.instances, scores, strict=True):
             request.resps = [score]
             request.filtered_resps = {}
@@ -46,11 +46,11 @@ class HarnessTask:
 
 
 def harness_tasks(name: str, limit: int | None = None) -> list[HarnessTask]:
-    """The task of this name, those of a group of this name, or the one in a .yaml file, with the first `limit`
-    questions of each.
+    """The task of this name, those of a group of this name, or the one in a .yaml file, with the first `limit` (None:
+    all) questions of each.
 
-    Raises UserError: the harness is not installed, there is no such task, its data cannot be read, or it asks for more
-    than likelihoods.
+    Raises UserError if the harness is not installed, if there is no such task, if its data cannot be read, or if it
+    asks for more than likelihoods.
     """
     try:
         from lm_eval.tasks import TaskManager, get_task_dict
@@ -67,7 +67,7 @@ def harness_tasks(name: str, limit: int | None = None) -> list[HarnessTask]:
         return [HarnessTask(task, limit) for task in _leaves(get_task_dict([asked], manager))]
     except UserError:
         raise
-    except Exception as error:  # whatever reading its data comes to: no network, no such set, a template's error
+    except Exception as error:  # reading its data can raise anything: no network, no data set, a bad template
         what = (str(error).splitlines() or [""])[0][:200]
         raise UserError("tasks", name, f"cannot be opened ({type(error).__name__}: {what}): try nagjax eval") from error
 

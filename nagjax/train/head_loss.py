@@ -1,17 +1,19 @@
-"""The head's loss without the logits of all tokens: cross-entropy in chunks of tokens, the vocabulary where it lies.
+"""The head's loss without the logits of all tokens: cross-entropy in chunks of tokens, with the vocabulary left
+sharded.
 
-Why this exists: float32 logits [B, T, V] and their gradient are what a large vocabulary costs; 16,384 tokens by 128k
-entries are 8 GiB, twice. Here only `chunk` tokens' logits are there at a time. Where a gradient is wanted it is made in
-the same pass: the loss is a sum, so nothing has to be known of the other chunks, and nothing is computed twice (three
-matmuls of `2 N V D` FLOPs, as without chunks).
+Why this exists: with a large vocabulary, the float32 logits [B, T, V] and their gradient dominate memory; for 16,384
+tokens and 128k entries each takes 8 GiB. Here only the logits of `chunk` tokens exist at a time. If a gradient is
+wanted, it is made in the same pass: the loss is a sum, so a chunk's gradient does not depend on the other chunks, and
+nothing is computed twice (three matmuls of `2 N V D` FLOPs, as without chunks).
 
-On a mesh: tokens stay on the devices that hold them, the head's rows on those of the vocabulary's axis, under
-`shard_map`. Over that axis go a few numbers per token (maximum, sum of exponentials, target's logit, best id) and the
-gradient of `hidden`; logits never. The gradient of the table is summed over the tokens' axes once, after all chunks,
-and split over the axis that splits its features; XLA may make an all-reduce and a slice of that.
+On a mesh, under `shard_map`: tokens stay on the devices that hold them, and the head's rows on the devices of the
+vocabulary's axis. Only a few numbers per token (maximum, sum of exponentials, the target's logit, best id) and the
+gradient of `hidden` are communicated over that axis, never logits. The gradient of the table is summed over the tokens'
+axes once, after all chunks, and split over the axis that splits its features; XLA may turn this into an all-reduce and
+a slice.
 
-Numerics: matmuls in hidden's dtype with float32 sums; logits, normalisers and sums float32. The gradient of the logits
-is float32 until it enters the two matmuls, which take it in hidden's dtype.
+Numerics: matmuls take the dtype of `hidden` and accumulate in float32; logits, normalisers and sums are float32. The
+gradient of the logits is float32 until the two matmuls that consume it, which take it in the dtype of `hidden`.
 """
 
 import functools
@@ -31,25 +33,27 @@ from nagjax.train.loss import Batch, Sums, cross_entropy
 from pallas_kernels.placement import Placement, current_placement
 
 LOGITS = 2**26  # float32 logits that one chunk may hold: 256 MiB
-FEWEST = 1024  # tokens of a chunk, however large the vocabulary
+FEWEST = 1024  # least tokens of a chunk, however large the vocabulary
 
 
 def chunk_tokens(tokens: int, vocab: int) -> int:
-    """Tokens of a chunk, of `tokens` on a device that holds `vocab` rows of the head: as many as make 256 MiB of
-    logits, but not below 1,024. Each chunk adds to the table's gradient, reading and writing 8 V D bytes for 6 c V D
-    FLOPs: below some 300 tokens a v5e or H200 would wait for its memory, at 1,024 the matmuls hide it.
-    """
+    """The number of tokens in a chunk, for a device with `tokens` tokens and `vocab` rows of the head: as many as have
+    256 MiB of float32 logits, but at least 1,024. Each chunk adds to the table's gradient, which reads and writes 8 V D
+    bytes for 6 c V D FLOPs: with fewer than about 300 tokens a v5e or H200 waits for its memory; from 1,024 the matmuls
+    hide it."""
     return min(tokens, max(FEWEST, LOGITS // vocab))
 
 
 def even_parts(tokens: int, most: int) -> tuple[int, int]:
-    """How many parts of at most so many tokens there are, and the size of each: as equal as they can be."""
+    """The number of parts of at most `most` tokens that `tokens` split into, and the size of each, as equal as
+    possible."""
     count = -(-tokens // most)
     return count, -(-tokens // count)
 
 
 class Head(NamedTuple):
-    """What the loss reads of the model, [..., D], [...], [V, D]."""
+    """What the loss reads of the model: final features [..., D], their log scale [...], and the table of the head [V,
+    D]."""
 
     hidden: Float[Array, "*N D"]
     log_scale: Float[Array, "*N"]
@@ -57,8 +61,8 @@ class Head(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What is known before tracing: where tokens and vocabulary lie, tokens per chunk (0: chosen), z-loss's weight, the
-    limit on logits."""
+    """What is known before tracing: the placement of tokens and vocabulary on a mesh, tokens per chunk (0:
+    `chunk_tokens` decides), the weight of the z-loss, and the soft cap on logits."""
 
     placement: Placement | None
     chunk: int
@@ -70,14 +74,15 @@ class Layout(NamedTuple):
         return dict(self.placement.mesh.shape) if self.placement else {}
 
     def splits(self, axis: str, size: int) -> str | None:
-        """The mesh axis that splits a table's dimension of this size, as `parameter_sharding` has it."""
+        """The mesh axis that splits a table's dimension of this size, by the same rule as `parameter_sharding`; None if
+        none does."""
         name = str(SHARDING_RULES[axis])
         parts = self.shape.get(name, 1)
         return name if parts > 1 and size % parts == 0 else None
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """Mesh axes that split rows, in the order in which they do."""
+        """The mesh axes that split rows, in the order in which they split them."""
         named = self.placement.axes() if self.placement else ()
         return tuple(name for name in named if self.shape[name] > 1)
 
@@ -85,10 +90,11 @@ class Layout(NamedTuple):
 def head_loss(
     model: Transformer, output: Output, batch: Batch, *, z_weight: float = 0.0, chunk: int | None = None
 ) -> tuple[Float[Array, ""], Sums]:
-    """`nats + z_weight * z` of a batch, float32, to be differentiated; and the sums, which carry no gradient.
+    """The training loss `nats + z_weight * z` of a batch, a float32 scalar to differentiate, and its sums, which carry
+    no gradient.
 
-    `chunk` is the number of a device's tokens whose logits are there at once; None chooses (`chunk_tokens`). Where one
-    chunk holds them all, or the head has a bias (`HeadTransform`), logits are made whole.
+    `chunk` is the number of a device's tokens whose logits exist at once; None chooses by `chunk_tokens`. If one chunk
+    holds all tokens, or the head has a bias (`HeadTransform`), the logits of all tokens are made at once.
     """
     layout = Layout(current_placement(), chunk or 0, z_weight, model.config.logit_softcap)
     head = Head(output.hidden, output.log_scale, widened(model.head_rows()))
@@ -100,9 +106,9 @@ def head_loss(
 
 
 def by_token(of: Callable, model: Transformer, output: Output, *others: Shaped[Array, "b T ..."]) -> Any:
-    """`of(logits [B, c, V], *others [b, c, ...])`, a tree of arrays [b', c, ...], for all T tokens, in pieces of c that
-    have at most 256 MiB of logits, or of one token of each row. No gradient is made for it: a pass back would keep all
-    logits."""
+    """`of(logits [B, c, V], *others [b, c, ...])`, which returns a tree of arrays [b', c, ...], applied to all T tokens
+    in pieces of c and joined. A piece has at most 256 MiB of logits, or one token of each row. Not for training: a
+    backward pass would keep all logits."""
     (rows, tokens), vocab = output.hidden.shape[:2], model.head_rows().shape[0]
     count, size = even_parts(tokens, max(1, LOGITS // (rows * vocab)))
     if count == 1:
@@ -122,7 +128,7 @@ def by_token(of: Callable, model: Transformer, output: Output, *others: Shaped[A
 
 
 def _chunk(layout: Layout, vocab: int, tokens: int) -> int | None:
-    """Tokens of a device's chunk, or None where all of them are in one."""
+    """Tokens in a device's chunk, or None if one chunk holds all of them."""
     split = layout.splits("vocab", vocab)
     for axis in layout.row_axes:
         tokens //= layout.shape[axis]
@@ -151,8 +157,8 @@ _loss.defvjp(_loss_forward, _loss_backward)
 
 
 def _on_mesh(head: Head, targets, weights, layout: Layout, *, gradient: bool) -> tuple[Sums, Head | None]:
-    """The chunks of every device, and what they sum to."""
-    head = head._replace(rows=head.rows.astype(head.hidden.dtype))  # gathered, where it is, in this dtype
+    """Runs the chunks on every device of the mesh and sums over the devices."""
+    head = head._replace(rows=head.rows.astype(head.hidden.dtype))  # cast first, so that a gather moves this dtype
     vocab, width = head.rows.shape
     chunk = _chunk(layout, vocab, targets.size) or targets.size
     if layout.placement is None:
@@ -179,16 +185,17 @@ def _on_mesh(head: Head, targets, weights, layout: Layout, *, gradient: bool) ->
     by_table: Any = P(split, scattered)
     ins = Head(rows, rows, table), rows, rows
     outs = P(), Head(rows, rows, by_table) if gradient else None
-    # No transpose goes through it: forward and backward are both written here.
+    # check_vma=False: shard_map is never transposed, because forward and backward are both written here.
     return jax.shard_map(per_device, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(head, targets, weights)
 
 
 def _chunks(
     head: Head, targets, weights, layout: Layout, chunk: int, gradient: bool, split: str | None = None
 ) -> tuple[Sums, Head | None]:
-    """Sums over one device's tokens, and the objective's gradient; of the table it is this device's own part."""
+    """Sums over one device's tokens, and the gradient of the objective; the table's gradient is this device's part of
+    the sum."""
     shape, tokens = targets.shape, targets.size
-    count, size = even_parts(tokens, chunk)  # what the last one lacks weighs nothing
+    count, size = even_parts(tokens, chunk)  # the last chunk is padded with tokens of weight 0
 
     def cut(x, *features):
         flat = x.reshape(tokens, *features)
@@ -217,7 +224,7 @@ def _chunks(
 def _one_chunk(
     head: Head, targets: Int[Array, " c"], weights: Float[Array, " c"], layout: Layout, gradient: bool, split
 ) -> tuple[Sums, Head | None]:
-    """Of `c` tokens: their sums, and the objective's gradient by `hidden`, `log_scale` and the rows of the table."""
+    """Sums of `c` tokens, and the objective's gradient by `hidden`, `log_scale` and the rows of the table."""
     rows = head.rows
     product = jnp.einsum("cd,vd->cv", head.hidden, rows, preferred_element_type=jnp.float32)
     factor = jnp.exp(head.log_scale)[:, None]
@@ -229,7 +236,7 @@ def _one_chunk(
     high = jax.lax.pmax(top, split) if split else top
     total, target = jnp.sum(jnp.exp(logits - high[:, None]), axis=-1), jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
     if split:
-        best = jax.lax.pmin(jnp.where(top == high, best, jnp.iinfo(jnp.int32).max), split)  # of equals the first
+        best = jax.lax.pmin(jnp.where(top == high, best, jnp.iinfo(jnp.int32).max), split)  # the first of equal ids
         total, target = jax.lax.psum((total, target), split)
     log_z = high + jnp.log(total)
     guessed: Bool[Array, " c"] = best == targets

@@ -1,4 +1,4 @@
-"""The training step of several hosts, which carries what each of them asks for to all others."""
+"""The training step for runs on several hosts, which also tells every host what the others ask for."""
 
 from typing import NamedTuple
 
@@ -14,20 +14,20 @@ from nagjax.train.step import StepMetrics, train_step
 
 
 class Ballot(NamedTuple):
-    """What a host asks for; after the vote, the largest of each over all hosts."""
+    """The requests of a host; after the vote, each field is the maximum over all hosts."""
 
-    signal: int = 0  # number of the signal that asks it to stop
-    overdue: int = 0  # the clock says it is time to save
-    failed: int = 0  # a save in the background has failed
-    lost: int = 0  # another machine has taken the run's folder over
+    signal: int = 0  # number of the signal that asked this host to stop
+    overdue: int = 0  # 1: `save_minutes` have passed
+    failed: int = 0  # 1: a save in the background has failed
+    lost: int = 0  # 1: another machine has taken over the run's folder
 
 
 class VotingStep:
-    """A step that makes no host wait for the others' wishes: the answer to the ballots of one step, in `known`, is read
-    when the next has been dispatched, and so after the same step on every host.
+    """A training step that shares the hosts' ballots without making any host wait. The result of one step's vote is
+    read into `known` once the next step has been dispatched, and so after the same step on every host.
 
-    The ballots are reduced inside the step's own program: a program of its own, running beside the step, could meet
-    the collectives of the step in another order on each host.
+    The ballots are reduced inside the step's own program. A separate program, running beside the step, could order its
+    collectives differently against those of the step on each host.
     """
 
     def __init__(self, blueprint: Blueprint):
@@ -45,7 +45,7 @@ class VotingStep:
         self.known, self._sent, self._just_saved = Ballot(), None, False
 
     def saved(self) -> None:
-        """A save was made: ballots already on their way do not ask for another."""
+        """To be called after a save: votes already on their way then do not ask for another."""
         self.known, self._just_saved = self.known._replace(overdue=0), True
 
     def __call__(self, state: TrainState, batch: Batch, ballot: Ballot) -> tuple[TrainState, StepMetrics]:

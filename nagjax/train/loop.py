@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, metrics and checkpoints; it resumes by itself."""
+"""The training loop: steps, evaluations, metrics and checkpoints. A run that was stopped resumes automatically."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -36,13 +36,13 @@ from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 from nagjax.train.warm_start import begin, check_start
 
-BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors that say that a training broke down
+BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors that mean that training broke down
 
 
 def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = False) -> tuple[Setup, list]:
-    """The setup of a training and its held-out batches, nothing written yet. Raises UserError for what `train` refuses,
-    text that cannot be read among it, and whatever the step raises as it is traced, such as a scheme's new code, so
-    that this shows before `fresh` deletes."""
+    """The setup of a training and its validation batches, before anything is written. Raises UserError for whatever
+    `train` refuses, including text that cannot be read, and whatever tracing the step raises, such as an error in a
+    scheme's code: all of it must show before `fresh` deletes anything."""
     setup = together(lambda: set_up(config, None if fresh else folder))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     check_alike(config, setup.corpus)
@@ -72,18 +72,19 @@ def train(
 ) -> Path:
     """Trains the run in `folder`, or continues its training, and returns the folder.
 
-    Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT,
-    SIGTERM and SIGHUP it saves and stops; the same signal again, two seconds later or more, ends it without saving.
-    However a run stopped, the same call continues it and ends, bit for bit, with the parameters, optimizer state and
+    Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT, SIGTERM
+    or SIGHUP it saves and stops; the same signal again, two seconds later or more, ends it without saving. However a
+    run stopped, the same call continues it, and the result equals, bit for bit, the parameters, optimizer state and
     metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
 
-    A model that does not fit into the devices' memory is an error unless `force` is set.
+    `fresh` deletes what a run has left in `folder` and begins anew. A model that does not fit into the devices' memory
+    is an error unless `force` is set.
 
     `callback` is called with each record of metrics.jsonl after it was written, and with the run as it is then
     (`Loop.opened`); an exception in it ends the training as any other does.
 
-    If the newest checkpoint is damaged, this is an error, unless `skip_damaged` is set: then it is reported, moved
-    aside, and an older one is used.
+    If the newest checkpoint is damaged, this is an error unless `skip_damaged` is set: then the damage is reported, the
+    checkpoint is renamed, and an older one is used.
 
     In a run of several processes every process calls this; they share `folder`, and the first one writes the metrics.
 
@@ -116,7 +117,7 @@ def train(
         if not quiet:
             announce(blueprint, title.strip(), setup.corpus)
         skipped = Skipped(folder, fresh=resumed is None)
-        begun = state_at(blueprint, checkpoints, resumed)  # may refuse; checkpoints and metrics are as they were
+        begun = state_at(blueprint, checkpoints, resumed)  # may raise; checkpoints and metrics are untouched yet
         tokens = options.batch * config.model.context
         line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed
@@ -126,12 +127,12 @@ def train(
                 log.pause()
                 callback(record, loop.opened())
 
-        check = lock.check if jax.process_count() == 1 else None  # several hosts learn of it by their steps' ballots
+        check = lock.check if jax.process_count() == 1 else None  # several hosts learn it from their ballots
         with closing(together(lambda: Writers(*logged, tell, check))) as writers:
             log = StepLog(writers, line, tokens, facts, watchdog)
             loop = Loop(setup, held_out, skipped, checkpoints, writers, log, stopper, lock)
             loop.at(*begun)
-            del begun  # a step takes its memory
+            del begun  # frees the reference: a step reuses the state's memory
             if resumed is not None:
                 writers.write("event", resumed, message=f"resumed under {changed}" if changed else "resumed")
             from_first(lambda: write_json(folder / INFO, facts))
@@ -140,7 +141,8 @@ def train(
 
 
 def state_at(blueprint: Blueprint, checkpoints: Checkpoints, saved: int | None) -> tuple[TrainState, int, bool]:
-    """The state that a checkpoint holds, its step, and whether an evaluation is due there; without one, the start."""
+    """The state in the checkpoint of step `saved`, its step, and whether an evaluation is due there; if `saved` is
+    None, the initial state."""
     if saved is None:
         return begin(blueprint), 0, True
     owed = not checkpoints.facts(saved).get("evaluated", True)
@@ -148,12 +150,12 @@ def state_at(blueprint: Blueprint, checkpoints: Checkpoints, saved: int | None) 
 
 
 class Loop:
-    """A run that is training: decides what happens after each step, and what to do about a bad one.
+    """A run that is training. Decides what happens after each step, and what to do about a bad one.
 
-    `state` is the state after `done` steps; `owed` means that the evaluation due at this step was not made yet.
+    `state` is the state after `done` steps; `owed` means that the evaluation due at this step has not been made yet.
 
-    A step is saved and evaluated only after its own metrics were read, so every saved step was judged: with
-    `on_bad_step` skip it may be a bad one, which changed nothing.
+    A step is saved and evaluated only after its own metrics were read, so every saved step was judged. If `on_bad_step`
+    is "skip" it may be a bad one, which has not changed the parameters.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Loop:
         self.clock = SaveClock(self.config)
 
     def go(self) -> None:
-        """Runs from where it is to the end, or until it is asked to stop."""
+        """Trains from the current step to the end, or until it is asked to stop."""
         while True:
             score = None
             if self.owed:
@@ -188,8 +190,8 @@ class Loop:
                 score = self._evaluate()
             asked = self._asked()
             if asked.failed or asked.lost:
-                jax.block_until_ready(self.state)  # hosts exchange errors, and no step may be running meanwhile
-                together(self.lock.check)  # first: a save fails, too, whose folder the new owner has removed
+                jax.block_until_ready(self.state)  # hosts exchange errors next, and no step may be running then
+                together(self.lock.check)  # before the save, which fails where the new owner has removed its folder
                 self.checkpoints.wait()
             stop = self.done == self.config.steps or bool(asked.signal)
             if stop or self.clock.due(self.done, score, self.checkpoints.saved, bool(asked.overdue)):
@@ -199,7 +201,7 @@ class Loop:
             if stop:
                 break
             bad = self._step()
-            self.stopper.settled = True  # all is compiled, and there is something to save
+            self.stopper.settled = True  # everything is compiled, and there is something to save
             self._judge(bad)
         self.checkpoints.wait()
         complete = self.done == self.config.steps and not self.owed
@@ -207,13 +209,13 @@ class Loop:
             self.stopper.leave(self.done, complete)
 
     def at(self, state: TrainState, done: int, owed: bool) -> None:
-        """Goes on from this state."""
+        """Sets the state from which training continues."""
         self.state, self.done, self.owed = state, done, owed
 
     def opened(self) -> OpenRun:
-        """The run as it is now, with the weights that evaluations take. Nothing is copied, so it serves until the next
-        step, which takes their memory; and a record of kind `train` is read a step late, when `step` is one further
-        (but before evaluations and saves)."""
+        """The run as it is now, with the weights that evaluations use (`TrainState.weights`). Nothing is copied, so it
+        is valid until the next step, which reuses their memory. Records of kind `train` are written a step late: in
+        their callback this run is one step further than the record, except before evaluations and saves."""
         state = self.state
         return OpenRun(self.lock.folder, self.blueprint, self.done, state.weights, state.mod, self.tokenizer)
 
@@ -221,7 +223,8 @@ class Loop:
         return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed, self.lock.lost)
 
     def _asked(self) -> Ballot:
-        """What any host asks for: at once with a single host, else as of the last step whose ballots were read."""
+        """What any host asks for: with one host its current requests, else those of the last step whose votes were
+        read."""
         asked = self._ballot() if self.alone else self.take_step.known
         self.stopper.asked = self.stopper.asked or asked.signal
         return asked
@@ -235,8 +238,8 @@ class Loop:
         return self.log.add(self.done, metrics)
 
     def _evaluate(self) -> float | None:
-        """The validation loss, by the causal decider if the model is routed; None if it was interrupted, and then it is
-        still owed."""
+        """The validation loss (nats per token), by the causal decider if the model is routed. None if it was
+        interrupted; the evaluation is then still owed."""
         self.log.pause()
         try:
             scores, depth = self._scores(self.evaluator)
@@ -260,7 +263,7 @@ class Loop:
         return evaluator(state.weights, state.mod, self.done, self.stopper.watch(self.held_out))
 
     def _answers(self) -> dict[str, float]:
-        """Scores of the tasks by the weights that are validated; none where they are not due."""
+        """The tasks' scores with the weights that are validated; empty at a step where tasks are not due."""
         due = self.done == self.config.steps or self.done % (self.config.tasks_every or 1) == 0
         if not (self.tasks and due):
             return {}
@@ -271,7 +274,7 @@ class Loop:
             return
         self.log.pause()
         together(self.lock.check)
-        self.writers.sync()  # metrics are on disk before their checkpoint
+        self.writers.sync()  # metrics reach the disk before their checkpoint
         self.checkpoints.save(self.done, self.state, {"score": score, "evaluated": not self.owed})
         self.clock.restart()
         self.log.restart_clock()
@@ -294,14 +297,14 @@ class Loop:
         return False
 
     def _roll_back(self, bad: BadStep, what: str) -> None:
-        """Goes back to the newest checkpoint, or to the start; the bad step's batch is left out from now on."""
+        """Returns to the newest checkpoint, or to the initial state; the bad step's batch is left out from now on."""
         jax.block_until_ready(self.state)
         self.checkpoints.wait()
         target = self.checkpoints.newest()
         batch = self.skipped.batch_of(bad.step)
         self.skipped.add(batch)
         self.log.forget()
-        del self.state  # before another one is read: memory may not hold two
+        del self.state  # freed before another state is read: memory may not hold two
         self.at(*state_at(self.blueprint, self.checkpoints, target))
         self.writers.rewind(self.done, self.owed)
         message = f"{what}: back to step {self.done}, and batch {batch} is left out"

@@ -1,4 +1,4 @@
-"""Next-token loss and what it is made of."""
+"""Next-token cross-entropy loss, the batch that it reads, and its sums."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ from nagjax.layers.where import Where
 
 
 class Batch(NamedTuple):
-    """One batch as the data pipeline yields it; `weights` is 1 where the target counts."""
+    """One batch as the data pipeline yields it; ids, segments and positions are int32, and `weights` is float32, 1
+    where the target counts and else 0."""
 
     tokens: Int[Array, "B T"]
     targets: Int[Array, "B T"]
@@ -24,13 +25,14 @@ class Batch(NamedTuple):
 
     @property
     def counted(self) -> Bool[Array, "B T"]:
-        """Tokens whose target counts, of which `nagjax.measure` takes its means: of a conversation those that answer.
-        Telemetry and routing take all that are no padding (`segment_ids > 0`)."""
+        """The tokens whose target counts; `nagjax.measure` takes its means over them. In conversations these are the
+        answers. Telemetry and routing instead use all tokens that are not padding (`segment_ids > 0`)."""
         return self.weights > 0
 
 
 class Sums(NamedTuple):
-    """Totals over a batch's counted targets: nats, squared log-normalisers, targets, and correct greedy guesses."""
+    """Totals over a batch's counted targets, all float32: nats, squared log-normalisers, targets, and correct greedy
+    guesses."""
 
     nats: Float[Array, ""]
     z: Float[Array, ""]
@@ -39,7 +41,7 @@ class Sums(NamedTuple):
 
 
 def cross_entropy(logits: Float[Array, "B T V"], batch: Batch) -> Sums:
-    """Float32 sums; logits float32."""
+    """The sums of a batch, float32, from float32 logits."""
     log_z = jax.nn.logsumexp(logits, axis=-1)
     target = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]
     weights = batch.weights.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Training a model of one's own that holds a residual of nagjax: what the scheme asks of anybody's optimizer."""
+"""Training a user's own model that holds a residual of nagjax: what the scheme requires of any optimizer."""
 
 import dataclasses
 import os
@@ -31,8 +31,8 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """One parameter: names of its last axes, its role (`nagjax.parameters`) with what follows from it, and the schemes
-    that keep it in its place."""
+    """What is known of one parameter: the names of its last axes, the factors that follow from its role
+    (`nagjax.parameters`), and the schemes that constrain it."""
 
     axes: tuple[str | None, ...]
     factors: Factors
@@ -44,7 +44,7 @@ class Known:
         return self.factors.role
 
     def brought(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The value where those schemes want it."""
+        """The value projected to where those schemes constrain it."""
         for scheme in self.bound:
             value = scheme.constrain(value, self.axes, self.role)
         return value
@@ -53,33 +53,37 @@ class Known:
 def optimizer(
     tx: optax.GradientTransformation | OptimizerConfig, model: Tree, *, steps: int | None = None, hide: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx`, an optax chain or nagjax's own by its config, made fit for the residual schemes in a model.
+    """Wraps `tx`, an optax chain or an OptimizerConfig of nagjax, so that it fits the residual schemes in a model.
 
-    Gates learn at their scheme's relative rate (NAG: 1/12); only matrices decay: no gate, gain, bias or table does; and
-    what a scheme keeps in its place (nGPT's matrices) is there after every step. Use it as any optax optimizer, in
-    `nnx.Optimizer(model, nagjax.optimizer(tx, model), wrt=nnx.Param)` or with `init` and `update` on the parameters.
+    Gates learn at their scheme's relative rate (NAG: 1/12). Only matrices decay, not gates, gains, biases or tables.
+    What a scheme constrains (nGPT: its matrices to unit norm) satisfies the constraint after every step. Use the result
+    as any optax optimizer, in `nnx.Optimizer(model, nagjax.optimizer(tx, model), wrt=nnx.Param)` or with `init` and
+    `update` on the parameters.
 
-    model: an nnx module (`nnx.bridge.ToNNX` among them), or several in a tuple, list or dict; or the parameters that
-    Linen's `init` has returned, before `unbox`. A scheme keeps in their place those parameters to which its module is
-    the nearest of all. Your own parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by
-    their name and shape: a name with "embed" or "token" in it is a table; a bias, a scale and whatever has less than
-    two axes does not decay; the rest are matrices. The axis along which sublayers are stacked does not count. tx: what
-    does not decay is shown to it as zeros, so that any decay in it is 0; a chain that has other uses for parameters
-    (schedule-free, SAM, Adafactor's step sizes) wants `hide=False` and `mask=nagjax.decays(model)` in its own decay.
-    steps: of the training, for a config.
+    model: an nnx module (also an `nnx.bridge.ToNNX`), or several in a tuple, list or dict; or the parameters that
+    Linen's `init` has returned, before `unbox`. A scheme constrains the parameters to which its module is nearer than
+    any other scheme's. Your own parameters have the role that they state (`nnx.Param(..., role="norm")`). Otherwise
+    name and shape decide: a name with "embed" or "token" in it is a table; a bias, a scale and whatever has fewer than
+    two axes does not decay; the rest are matrices. The axis along which sublayers are stacked does not count. tx: it
+    sees zeros in place of the parameters that do not decay, so that any decay in it acts on zero. A chain that uses
+    parameters otherwise (schedule-free, SAM, Adafactor's step sizes) needs `hide=False`, and
+    `mask=nagjax.decays(model)` in its own decay. steps: the length of the training, required with an OptimizerConfig.
 
-    A `nagjax.Transformer` with a parametrization (muP, CompleteP) has learning rates by role, width and depth, as AdamW
-    wants them: a chain's updates are multiplied by them. Its decay and epsilon stay the chain's own, which a warning
-    says; an OptimizerConfig follows the parametrization in all. Of one with LoRA only the adapters learn; of any model
-    nothing that a config's `freeze` names does. What is not trained has no optimizer state. Balancing biases of experts
-    (`moe.bias_rate`) have no gradient: `nagjax.layers.balance.moved_biases` moves them after a step.
+    In a `nagjax.Transformer` with a parametrization (muP, CompleteP) learning rates depend on role, width and depth, as
+    AdamW needs them, so a chain's updates are multiplied by them. Its decay and epsilon remain the chain's own, as a
+    warning says; an OptimizerConfig follows the parametrization in everything. In a model with LoRA only the adapters
+    are trained; in any model, what the config's `freeze` names is not. What is not trained has no optimizer state.
+    Balancing biases of experts (`moe.bias_rate`) have no gradient: `nagjax.layers.balance.moved_biases` moves them
+    after a step.
 
-    Muon orthogonalises the last two axes of a matrix, of Flax's attention the heads together.
+    Muon orthogonalises the last two axes of a matrix; for Flax's attention, whose kernels have an axis of heads, it
+    takes all heads together.
 
-    Warns where a scheme has start factors that nobody asked its nnx module for, and where Muon takes an array of more
-    axes for a stack of matrices. Raises UserError: no residual in the model, a role that there is not, a `tx` that is
-    neither, a config without steps (or steps beside a chain), without `lr` for a Linen module, or whose `freeze` names
-    no parameter or all; and from `update` without parameters, or with some that the model has not.
+    Warns if a scheme has start factors that were never requested from its nnx module, and if Muon treats an array of
+    more than two axes as a stack of matrices. Raises UserError if the model holds no residual; for an unknown role; for
+    a `tx` that is neither a chain nor a config; for a config without `steps`, a chain with `steps`, or a config without
+    `lr` for a Linen module; and for a `freeze` that names no parameter or all. `update` raises UserError without
+    parameters, and for parameters that the model does not have.
     """
     if not isinstance(tx, OptimizerConfig):
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -132,19 +136,22 @@ def optimizer(
 
 
 def decays(model: Tree) -> Any:
-    """For an optax `mask`: a function from parameters to True for those that decay, the matrices.
+    """A function for the `mask` of an optax decay. It takes a tree of parameters and returns a tree of bools, True for
+    those that decay, the matrices.
 
-    model: as for `optimizer`. Raises UserError where it holds no residual, and for a role that there is not."""
+    model: as for `optimizer`. Raises UserError if it holds no residual, and for an unknown role.
+    """
     _parts(model)
     known = describe(model)
     return lambda params: _map(known, lambda of, _: of.role == "matrix", params)
 
 
 def constrain(model: Tree) -> Tree:
-    """The model with its parameters where their schemes want them at the start (nGPT). Those of an nnx module move in
-    place; of Linen's, which `init` has returned, it is a new tree.
+    """Projects the parameters to where their schemes constrain them, before training starts (nGPT). The parameters of
+    an nnx module change in place; for Linen's parameters, as `init` has returned them, the result is a new tree.
 
-    model: as for `optimizer`. Raises UserError where it holds no residual, and for a role that there is not."""
+    model: as for `optimizer`. Raises UserError if it holds no residual, and for an unknown role.
+    """
     _parts(model)
     known, leaves = describe(model), _leaves(model)
     if not any(isinstance(leaf, nnx.Variable) for _, leaf in leaves):
@@ -156,8 +163,8 @@ def constrain(model: Tree) -> Tree:
 
 
 def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -> dict[Path, Known]:
-    """What is known of every parameter of a model, by its path, for Muon or for AdamW. Raises UserError for a role that
-    there is not, and as `nagjax.runs.trained.check_freeze` does."""
+    """What is known of every parameter of a model, by its path; with `muon` also the axes of matrices with heads.
+    Raises UserError for an unknown role, and as `nagjax.runs.trained.check_freeze` does."""
     parts, known = _residuals(model), {}
     stacked = _stacked(model, {module.sublayers for _, _, module in parts if isinstance(module, Residual)})
     adapted = [prefix for prefix, _, module in parts if isinstance(module, Transformer) and module.config.lora.rank]
@@ -166,7 +173,7 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
         if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
             continue
         facts = leaf.get_metadata() if isinstance(leaf, nnx.Variable) else {}
-        if isinstance(leaf, AxisMetadata):  # a box of Linen's
+        if isinstance(leaf, AxisMetadata):  # Linen's box around a parameter
             facts = {"axes": getattr(leaf, "names", ()), "role": getattr(leaf, "role", None)}
         axes = facts.get("axes") or facts.get("out_sharding") or ()
         role = facts.get("role") or _guessed(path, leaf, stacked)
@@ -186,7 +193,8 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
 
 
 def _of_heads(known: dict[Path, Known], model: Tree) -> dict[Path, Known]:
-    """With the axes of Flax's attention: its kernels are [D, H, Dh], and [H, Dh, D] at the end."""
+    """Adds which axes of Flax's attention kernels are inputs and outputs: [D, H, Dh] for query, key and value, and [H,
+    Dh, D] for out. Prints which other arrays Muon takes for stacks of matrices."""
     shapes = {path: jnp.shape(jax.tree.leaves(leaf)[0]) for path, leaf in _leaves(model) if path in known}
     found, stacks = dict(known), []
     for path, of in known.items():
@@ -207,7 +215,8 @@ def _of_heads(known: dict[Path, Known], model: Tree) -> dict[Path, Known]:
 
 
 def _bound(path: Path, parts: list[tuple[Path, Scheme, Any]]) -> tuple[Scheme, ...]:
-    """The schemes that keep the parameter of this path in its place: those nearest to it, if they keep any."""
+    """The schemes that constrain the parameter at this path: those nearest to it, of which some may constrain
+    nothing."""
     shared = [len(os.path.commonprefix([path, prefix])) for prefix, _, _ in parts]
     nearest = [scheme for (_, scheme, _), own in zip(parts, shared, strict=True) if own == max(shared)]
     return tuple(dict.fromkeys(scheme for scheme in nearest if scheme.constrains))
@@ -222,8 +231,8 @@ def _guessed(path: Path, leaf: Any, stacked: set[Path]) -> str:
 
 
 def _stacked(model: Tree, sublayers: set[int]) -> set[Path]:
-    """Where the modules are of which one stands for several sublayers: their parameters share a first axis that divides
-    a number of sublayers, and one that its name calls a vector has two axes."""
+    """The paths of modules that stand for several stacked sublayers. All parameters of such a module have the same
+    first axis, whose length divides a number of sublayers, and one that is a vector by its name has two axes."""
     modules: dict[Path, list[tuple[str, tuple[int, ...]]]] = {}
     for path, leaf in _leaves(model):
         if not isinstance(leaf, nnx.Variable) or isinstance(leaf, nnx.Param):
@@ -251,7 +260,8 @@ def _parts(model: Tree) -> list[tuple[Path, Scheme, Any]]:
 
 
 def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:
-    """Where a model's residuals are, their schemes, and the modules (None for Linen's, of which parameters remain)."""
+    """The paths of a model's residuals, their schemes, and their modules (None in Linen, where only parameters are
+    there)."""
     found = []
     for keys, part in jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda x: isinstance(x, _HOLDERS))[0]:
         own = part.residual if isinstance(part, MixtureOfDepths) else part
@@ -266,7 +276,7 @@ _HOLDERS = (Residual, MixtureOfDepths, Transformer, Labelled, nnx.Variable)
 
 
 def _said_by(part: Any) -> Scheme | None:
-    """The scheme that a Linen parameter says it is of, in its box or in the variable that `nnx.bridge` makes of it."""
+    """The scheme that a Linen parameter names, in its box or in the variable that `nnx.bridge` makes of it."""
     if isinstance(part, nnx.Variable):
         return part.get_metadata().get("scheme")
     return part.scheme if isinstance(part, Labelled) else None
@@ -282,11 +292,11 @@ def _names(keys: tuple) -> Path:
 
 
 def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:
-    """`fn(what is known, leaf, ...)` over a tree of parameters, whatever holds them."""
+    """`fn(known, leaf, ...)` over a tree of parameters, whether its leaves are arrays, variables or boxes."""
 
     def one(keys: tuple, *leaves: Array) -> Array:
         path = _names(keys)
-        of = known.get(path) or known.get(path[:-1])  # the value in a variable or a box
+        of = known.get(path) or known.get(path[:-1])  # or the array is the value of a variable or a box
         if of is None:
             fix = "is not in the model that nagjax.optimizer was given: hand it all that is trained"
             if ("params", *path) in known or path[1:] in known:

@@ -1,4 +1,4 @@
-"""How likely given continuations are: what question-answering benchmarks ask of a model."""
+"""Log-likelihoods of given continuations, by which question-answering benchmarks score a model."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ from nagjax.train.distributed.mesh import batch_parts, pin_rows, replicated, row
 from nagjax.train.head_loss import by_token
 from pallas_kernels.placement import shard_rows
 
-STEP = 32  # texts are padded to a power of two times it: few lengths, few compilations
+STEP = 32  # texts are padded to this times a power of two: few lengths, few compilations
 
 
 def continuation_scores(
@@ -30,14 +30,15 @@ def continuation_scores(
     batch: int = 8,
     watch: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> list[tuple[float, bool]]:
-    """For each pair of token ids (context, continuation): the log-probability in nats of the continuation, and whether
-    greedy decoding would write it. What does not fit the model's context is left out at the beginning.
+    """For each pair of token ids (context, continuation), the log-probability of the continuation in nats, and whether
+    greedy decoding would produce it. A pair longer than the model's context loses tokens at the beginning.
 
-    Pairs of like lengths share a batch; with Mixture-of-Depths tokens run by the causal decider. Compiled once per
-    length (32, 64, 128, ... tokens). On a mesh of several hosts all must ask the same. `watch` passes batches on, and
-    may raise in between.
+    Pairs of similar lengths share a batch of `batch` rows. With Mixture-of-Depths, the causal decider chooses which
+    tokens run. Compiles once per length (32, 64, 128, ... tokens). On a mesh of several hosts all hosts must score the
+    same pairs. `watch` passes the batches through, and may raise between them.
 
-    Raises UserError: an empty context, a continuation longer than the model's context, an id outside the vocabulary.
+    Raises UserError for an empty context, a continuation longer than the model's context, an id outside the vocabulary,
+    and a model that is not causal.
     """
     model = run.config.model
     model.check_causal("scoring continuations")
@@ -65,16 +66,17 @@ def continuation_scores(
             ids[place, : len(rows[i])] = rows[i]
             first[:, place] = len(rows[i]) - len(pairs[i][1]), len(rows[i])
         found.append(score_padded(*known, ids, *first, **options))
-        found[-2:-1] = jax.device_get(found[-2:-1])  # one batch behind the devices
-    told = (row for batch in jax.device_get(found) for row in zip(*batch, strict=True))  # the last are filler
+        found[-2:-1] = jax.device_get(found[-2:-1])  # one batch behind the devices, so that they never wait
+    told = (row for batch in jax.device_get(found) for row in zip(*batch, strict=True))  # the last rows are padding
     scores = {i: (float(nats), bool(greedy)) for i, (nats, greedy) in zip(order, told, strict=False)}
     return [scores[i] for i in range(len(rows))]
 
 
 def padded(tokens: int, context: int, parts: int = 1) -> int:
-    """A power of two times 32 that so many tokens fit in, made a multiple of `parts`; at most the context."""
+    """The length to which `tokens` are padded: 32 times a power of two, rounded up to a multiple of `parts`; at most
+    the context."""
     length = STEP * 2 ** max(0, math.ceil(math.log2(max(tokens, 1) / STEP)))
-    return min(-(-length // parts) * parts, context)  # which `parts` divides, too
+    return min(-(-length // parts) * parts, context)  # `parts` divides the context, too
 
 
 def _score(
@@ -88,20 +90,22 @@ def _score(
     graph: nnx.GraphDef,
     mesh: Mesh | None,
 ) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Sum of the log-probabilities of the ids at `first` up to before `end`, and whether each was the likeliest."""
+    """The sum of the log-probabilities (nats) of the ids from `first` up to, but without, `end`, and whether each was
+    the likeliest."""
     model = nnx.merge(graph, params)
     tokens, targets = ids[:, :-1], ids[:, 1:]
     where = Where.whole(*tokens.shape)
     where = where._replace(segments=(where.positions < end[:, None] - 1).astype(jnp.int32))
     options = {"pin": pin_rows(mesh)} if mesh else {}
-    # As a text is written: deciders let tokens in, and experts drop no choice, whatever else is in the batch.
+    # As in generation: the deciders choose the tokens that run, and experts drop no choice, whatever else is in the
+    # batch.
     output = model(tokens, where, progress=progress, cuts=cuts, causal=True, **options)
     own, likeliest = by_token(_told, model, output, targets)
     place = where.positions + 1
     counted = (place >= first[:, None]) & (place < end[:, None])
     greedy = jnp.all((likeliest == targets) | ~counted, axis=-1)
     found = jnp.sum(jnp.where(counted, own, 0.0), axis=-1), greedy
-    return jax.lax.with_sharding_constraint(found, replicated(mesh)) if mesh else found  # every host reads all of it
+    return jax.lax.with_sharding_constraint(found, replicated(mesh)) if mesh else found  # every host reads it
 
 
 def _told(logits, targets):

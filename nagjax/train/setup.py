@@ -1,4 +1,4 @@
-"""Reads everything that a training run needs, so that errors show before anything is written."""
+"""Opens everything that a training run needs, so that errors show before anything is written."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from nagjax.train.tasks import Tasks, open_tasks
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A run's blueprint with its whole config, its corpus, its batches, its evaluator and its tasks."""
+    """A run's blueprint (with its complete config), corpus, training batches, evaluator and tasks."""
 
     blueprint: Blueprint
     corpus: Dataset
@@ -26,8 +26,8 @@ class Setup:
 
 
 def set_up(config: RunConfig, folder: Path | None = None) -> Setup:
-    """The setup of a run, of the one in `folder` if it has begun there. Raises UserError for options that do not fit
-    together and for data that cannot be read."""
+    """Opens what the run needs; if it has already begun in `folder`, its model is the one there. Raises UserError for
+    options that do not fit together and for data that cannot be read."""
     if config.model.lora.rank and not config.start:
         fix = "adapters need a model to adapt: name its run with --start, or use --lora.rank 0"
         raise UserError("lora.rank", config.model.lora.rank, fix)

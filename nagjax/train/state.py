@@ -25,19 +25,19 @@ class TrainState(NamedTuple):
     params: Tree  # nested dict of float32 arrays
     optimizer: Tree
     rng: UInt32[Array, "2"]  # key data
-    mod: dict[str, Array]  # of Mixture-of-Depths, see `ModelBlueprint.init_mod`: `cuts` [S], ...; or empty
+    mod: dict[str, Array]  # of Mixture-of-Depths, see `ModelBlueprint.init_mod`: `cuts` [S] and more; else empty
     guard: Guard  # judges steps
-    average: Tree = {}  # of the parameters, if `train.ema` asks for one; else empty
+    average: Tree = {}  # of the parameters, if `train.ema` is set; else empty
 
     @property
     def weights(self) -> Tree:
-        """The weights that evaluations and users of the run take: the average if there is one."""
+        """The weights that evaluations and users of the run take: the average if one is kept, else the parameters."""
         return self.average or self.params
 
 
 def factors(model: ModelBlueprint) -> Tree:
-    """What the model's parametrization and its scheme make of the optimizer's settings, for every parameter that is
-    trained."""
+    """The `Factors` of every trained parameter, by which the parametrization and the scheme scale the optimizer's
+    settings."""
     config = model.config
     table, muon = Parametrization.of(config.model, config.scheme), config.optimizer.optimizer == "muon"
 
@@ -51,31 +51,31 @@ def factors(model: ModelBlueprint) -> Tree:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Blueprint(ModelBlueprint):
-    """The static part of a run: that of its model, and the optimizer."""
+    """The static part of a run: its model's blueprint and the optimizer."""
 
     optimizer: optax.GradientTransformation
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
-        """The blueprint of a config. Raises UserError if the mesh cannot split the model's sequences, and for a
-        `freeze` that names nothing or all."""
+        """The blueprint of a config. Raises UserError if the mesh cannot split the model's sequences, and if `freeze`
+        names no parameter or all."""
         model = ModelBlueprint.of(config, mesh)
         check_freeze(model.parameters, config.optimizer.freeze)
         optimizer = make_optimizer(config.optimizer, config.learning_rate, config.train.steps, factors(model))
         return cls(config, mesh, model.graph, model.parameters, optimizer)
 
     def init(self, seed: int) -> TrainState:
-        """A fresh state; call it under jit."""
+        """A fresh state; to be called under jit."""
         return self._around(self.init_params(seed), seed)
 
     def _around(self, params: Tree, seed: int) -> TrainState:
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
         moments = self.optimizer.init(self.trained(params))
-        average = jax.tree.map(jnp.copy, params) if self.config.train.ema else {}  # in memory of its own
+        average = jax.tree.map(jnp.copy, params) if self.config.train.ema else {}  # a copy: both are donated
         return TrainState(jnp.int32(0), params, moments, key, self.init_mod(), new_guard(), average)
 
     def abstract(self) -> TrainState:
-        """Shapes, dtypes and shardings of the state."""
+        """The state as `jax.ShapeDtypeStruct`s: shapes, dtypes and shardings."""
         shapes = jax.eval_shape(lambda params: self._around(params, 0), self.abstract_params())
         whole = replicated(self.mesh)
         params = self.parameter_shardings()
@@ -101,8 +101,8 @@ class Blueprint(ModelBlueprint):
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
 
     def create(self, given: Tree | None = None) -> TrainState:
-        """A fresh state; each shard is made on its own device. `given`: values of some parameters, whose memory becomes
-        the state's; only the others get initial values."""
+        """A fresh state, each shard of which is made on its own device. `given` holds the values of some parameters,
+        and the state takes over their memory; the other parameters get initial values."""
         seed = self.config.train.seed
 
         def make(given: Tree) -> TrainState:

@@ -27,24 +27,25 @@ from pallas_kernels.placement import shard_rows
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of one step; loss in nats per counted target, NaN like the accuracy where there is none."""
+    """Scalars of one step. The loss is in nats per counted target; loss and accuracy are NaN if there is no such
+    target."""
 
     loss: Float[Array, ""]
     accuracy: Float[Array, ""]
     grad_norm: Float[Array, ""]
     lr: Float[Array, ""]
     count: Float[Array, ""]
-    mod_rate: Float[Array, ""] | None  # of adaptive depth: share of the routed (token, sublayer) pairs that skipped
+    mod_rate: Float[Array, ""] | None  # adaptive depth only: share of the routed (token, sublayer) pairs that skipped
     bad: Int[Array, ""]  # 0: a good step; n: the n-th bad step in a row
-    expert_max: Float[Array, ""] | None = None  # of experts: see `nagjax.layers.balance.Balance`
+    expert_max: Float[Array, ""] | None = None  # models with experts only: see `nagjax.layers.balance.Balance`
     expert_min: Float[Array, ""] | None = None
     expert_entropy: Float[Array, ""] | None = None
     expert_dropped: Float[Array, ""] | None = None
 
 
 class EvalSums(NamedTuple):
-    """Totals of one evaluation batch, where `bytes` is the decoded size of the counted targets, and means over its
-    `tokens` without padding: `telemetry` per sublayer, [S], and `routing`, what Mixture-of-Depths did."""
+    """Totals and means of one evaluation batch. `bytes` is the decoded size of the counted targets. Means over the
+    `tokens` that are not padding: `telemetry`, per sublayer [S], and `routing`, the decisions of Mixture-of-Depths."""
 
     sums: Sums
     bytes: Float[Array, ""]
@@ -54,18 +55,19 @@ class EvalSums(NamedTuple):
 
 
 def progress(blueprint: ModelBlueprint, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Share of the training done."""
+    """Share of the training that is done, float32."""
     return step.astype(jnp.float32) / blueprint.config.train.steps
 
 
 def noise(state: TrainState, parts: int) -> UInt32[Array, " n"]:
-    """The random router's seeds in this step, one for each part of the batch: it draws by a row's place in its part."""
+    """The random router's seeds for this step, one for each part of the batch, within which it draws by a row's
+    position."""
     return jax.random.bits(jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step), (parts,))
 
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
-    """Weighted cross-entropy of a trained causal decider, mean over sublayers and tokens, and what balances experts,
-    over the part of a batch that is processed at once; nats."""
+    """The auxiliary loss in nats, over the part of a batch that is processed at once: the weighted cross-entropy of a
+    trained causal decider, mean over sublayers and tokens, plus the load-balancing loss of experts."""
     experts = 0.0 if output.experts is None else auxiliary_loss(output.experts, model.config.moe)
     if output.routing is None or not model.mod.decider.trained:
         return experts
@@ -73,7 +75,7 @@ def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
 
 
 class Cuts(NamedTuple):
-    """Sum of the top-k cuts, and number of the sequences that have one."""
+    """Per sublayer [S]: the sum of the top-k cuts, and the number of sequences that have one."""
 
     total: Float[Array, " S"]
     rows: Float[Array, " S"]
@@ -92,8 +94,8 @@ def _cuts(model: Transformer, output: Output, batch: Batch) -> Cuts | Pool | Non
 
 
 def _balanced(params: Any, before: Any, load: Float[Array, "L n"], rate: float) -> Any:
-    """The parameters with the experts' balancing biases moved from where they were before the step: neither a gradient
-    nor the decay of their role moves them."""
+    """The parameters with the experts' balancing biases moved by their `load`, starting from the values before the
+    step, so that neither a gradient nor weight decay moves them."""
     move = lambda path, p, old: moved_biases(old, load, rate) if path[-1].key == "balance" else p  # noqa: E731
     blocks = params["blocks"]
     branch = jax.tree_util.tree_map_with_path(move, blocks["mlp"]["branch"], before["blocks"]["mlp"]["branch"])
@@ -101,10 +103,10 @@ def _balanced(params: Any, before: Any, load: Float[Array, "L n"], rate: float) 
 
 
 def _averaged(state: TrainState, found: Cuts | Pool | None, mod: ModConfig) -> dict[str, Array]:
-    """The cuts after this step. With adaptive depth: the one threshold for all sublayers, moved towards its rate (see
-    `nagjax.mod.adaptive`). Otherwise: exponential moving averages, whose decay grows with the number of good steps
-    (`decay_after`). A batch without a cut does not change the average; an average that is not finite (no cut yet) is
-    replaced."""
+    """The cuts after this step. With adaptive depth there is one threshold for all sublayers, moved towards its rate
+    (see `nagjax.mod.adaptive`). Otherwise they are exponential moving averages, whose decay grows with the number of
+    good steps (`decay_after`). A batch without a cut leaves the average as it is; an average that is not finite (there
+    was no cut yet) is replaced."""
     if found is None:
         return state.mod
     if isinstance(found, Pool):
@@ -115,19 +117,21 @@ def _averaged(state: TrainState, found: Cuts | Pool | None, mod: ModConfig) -> d
 
 
 def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any:
-    """The average after a step, of which `done` good ones lie behind: it keeps min(decay, (1 + done) / (10 + done)), so
-    that the initial values are soon forgotten; Tarvainen and Valpola 2017, arXiv:1703.01780."""
+    """The moving average of the parameters after a step that follows `done` good ones. Its decay is min(decay, (1 +
+    done) / (10 + done)), so that the initial values are soon forgotten; Tarvainen and Valpola 2017,
+    arXiv:1703.01780."""
     steps = done.astype(jnp.float32)
     kept = jnp.minimum(decay, (1.0 + steps) / (10.0 + steps))
     return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
 
 
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state. What a
-    bad step changes, and one whose batch has no counted target, is told in `nagjax.train.safety.guard`.
+    """A training step as a pure function: the gradient of the batch's mean loss (plus z-loss and `auxiliary`), the
+    optimizer, and the new state. `nagjax.train.safety.guard` defines what a bad step, or one without a counted target,
+    changes.
 
-    With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean, but what
-    balances experts is the mean over the parts (`auxiliary`).
+    With accumulation the batch is processed in parts. The gradient is still that of the whole batch's mean, except that
+    the load-balancing loss of experts is the mean over the parts (`auxiliary`).
 
     Raises UserError for a model that is not causal.
     """
@@ -154,9 +158,9 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         return objective + extra, (sums, _cuts(model, output, part), jax.lax.stop_gradient(output.experts))
 
     def gradient(trained, part: Batch, seed, state: TrainState, share):
-        """Gradients of what is trained, sharded like the parameters: summed over devices and scattered at once. `share`
-        is the batch's targets divided by its tokens: it weighs parts by tokens in the auxiliary loss, by targets in the
-        others."""
+        """Gradients of the trained parameters, sharded like them, so that the sum over devices is scattered at once.
+        `share` is the batch's targets divided by its tokens: it weighs the parts of a batch by tokens in the auxiliary
+        loss, while the other losses weigh them by targets."""
         grads, rest = jax.grad(summed_loss, has_aux=True)(trained, part, seed, state, share)
         return jax.lax.with_sharding_constraint(grads, blueprint.trained(blueprint.parameter_shardings())), rest
 
@@ -190,11 +194,11 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         with jax.named_scope("optimizer"):
             if train.ema:
                 average = _mixed(state.average, params, state.guard.good, train.ema)
-                part = blueprint.constrained(blueprint.trained(average))  # a mean of unit vectors is shorter
+                part = blueprint.constrained(blueprint.trained(average))  # means of unit vectors are shorter
                 new = new._replace(average=blueprint.with_trained(average, part))
             new = guarded(state, new, loss, grad_norm, sums.count, train.spike)
         skipped = jnp.asarray(1.0 - cuts.ran / jnp.maximum(cuts.pairs, 1.0)) if isinstance(cuts, Pool) else None
-        bad = jnp.where(sums.count == 0, 0, new.guard.bad)  # the guard still counts the bad ones before it
+        bad = jnp.where(sums.count == 0, 0, new.guard.bad)  # the guard still counts the bad steps before this one
         found = loss, accuracy, grad_norm, lr, sums.count, skipped, bad
         return new, StepMetrics(*found, *(balance_of(experts) if moe.experts else ()))
 
@@ -202,7 +206,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
 
 
 def _joined(parts: EvalSums) -> EvalSums:
-    """Of a whole batch, from what is stacked of its parts."""
+    """The sums and means of a whole batch from those of its parts, stacked along a first axis."""
     tokens = jnp.sum(parts.tokens)
     share = parts.tokens / jnp.maximum(tokens, 1)
 
@@ -220,7 +224,7 @@ def _parts(x: Array, n: int) -> Array:
 
 
 def jit_train_step(blueprint: Blueprint):
-    """The jitted training step on the mesh; it reuses the old state's memory for the new one."""
+    """The jitted training step on the mesh. It donates the old state, whose memory the new one takes."""
     shardings = blueprint.shardings()
     return jax.jit(
         train_step(blueprint),
@@ -230,18 +234,18 @@ def jit_train_step(blueprint: Blueprint):
     )
 
 
-@functools.lru_cache(maxsize=8)  # an open run is evaluated more than once
+@functools.lru_cache(maxsize=8)  # an open run is evaluated several times
 def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
     """The jitted evaluation step: `(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
 
     Tokens are routed by top-k, or with `causal` by the run's causal decider. With accumulation the batch is processed
-    in as many parts as in training: that is what memory is known to be enough for.
+    in as many parts as in training, because that is known to fit into memory.
     """
     mesh = blueprint.mesh
 
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         run = functools.partial(measured, params, mod, done, token_bytes)
-        rows = len(batch.tokens) // batch_parts(mesh.shape)  # of a device, which may be fewer than in training
+        rows = len(batch.tokens) // batch_parts(mesh.shape)  # on a device: there may be fewer than in training
         parts = math.gcd(blueprint.config.train.accumulate, rows)
         if parts == 1:
             return run(batch)
@@ -261,5 +265,5 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
 
     spread = shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
     whole = replicated(mesh)
-    params = blueprint.parameter_shardings() if mesh.size > 1 else whole  # of whatever form, such as int8
+    params = blueprint.parameter_shardings() if mesh.size > 1 else whole  # in any form, such as int8
     return jax.jit(spread, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

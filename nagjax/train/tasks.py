@@ -1,11 +1,11 @@
-"""Tasks that a run is scored on while it trains, and by `nagjax eval`: questions whose answers compete by likelihood.
+"""Tasks that score a run during training and in `nagjax eval`: questions whose answers compete by likelihood.
 
-A task is a file of JSON lines, a question each,
+A task is a file of JSON lines, one question each,
 
     {"context": "The sky is", "choices": [" blue", " made of tin"], "answer": 0}
 
-or one of lm-evaluation-harness (`nagjax.train.harness_tasks`). All of it is read and made token ids before the first
-step, and a scoring changes nothing of the run.
+or a task of lm-evaluation-harness (`nagjax.train.harness_tasks`). All tasks are read and tokenized before the first
+step, and scoring does not change the run.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ FILE = ".jsonl"
 FORM = '{"context": "The sky is", "choices": [" blue", " green"], "answer": 0}'
 
 Pair = tuple[list[int], list[int]]
-Score = tuple[float, bool]  # nats of a continuation, and whether greedy decoding would write it
+Score = tuple[float, bool]  # log-probability of a continuation in nats, and whether greedy decoding would produce it
 
 
 class Task(Protocol):
-    """Texts to be scored, (context, continuation), and what their scores say."""
+    """The texts to be scored, as pairs (context, continuation), and the metrics that follow from their scores."""
 
     name: str
     texts: list[tuple[str, str]]
@@ -44,11 +44,11 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A line of a task's file: which of the choices, each written on behind the context as it stands, is right."""
+    """One line of a task's file. Each choice is appended to the context as it stands; `answer` is the right one."""
 
     context: str
     choices: tuple[str, ...]
-    answer: Natural  # place among the choices, from 0
+    answer: Natural  # index among the choices, from 0
 
     def __post_init__(self):
         if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
@@ -58,9 +58,9 @@ class Question:
 
 
 class Questions:
-    """The task in a file: `acc`, the share of questions whose likeliest choice is the right one; `acc_norm`, the same
-    by nats per character of a choice; `bits_per_byte` of the right choices, and of the spaces that end their
-    contexts."""
+    """The task in a file. Its metrics: `acc`, the share of questions whose likeliest choice is the right one;
+    `acc_norm`, the same with log-probability per character of a choice; and `bits_per_byte` of the right choices,
+    including the spaces at the ends of their contexts."""
 
     def __init__(self, path: Path, limit: int | None = None):
         self.name, self.questions = path.stem, read_questions(path, limit)
@@ -74,7 +74,7 @@ class Questions:
             right += int(np.argmax(found)) == question.answer
             by_length += int(np.argmax(np.divide(found, lengths))) == question.answer
             nats -= found[question.answer]
-            spaces = question.context[len(question.context.rstrip()) :]  # scored with every choice: see `encode_pairs`
+            spaces = question.context[len(question.context.rstrip()) :]  # part of the choice: see `encode_pairs`
             size += len((spaces + question.choices[question.answer]).encode())
         count = len(self.questions)
         return {"acc": right / count, "acc_norm": by_length / count, "bits_per_byte": nats / math.log(2) / size}
@@ -83,7 +83,7 @@ class Questions:
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """The first `limit` (None: all) questions of a file. Raises UserError naming file and line."""
     questions: list[Question] = []
-    if path.exists() and not path.is_file():  # a pipe would be waited for without end
+    if path.exists() and not path.is_file():  # reading from a pipe could wait forever
         raise UserError("tasks", str(path), "is no file: give a file of questions")
     try:
         with path.open("rb") as file:
@@ -111,13 +111,13 @@ def _question(line: bytes, where: str) -> Question:
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """Tasks whose texts are token ids."""
+    """Tasks whose texts have been tokenized."""
 
     tasks: tuple[Task, ...]
-    pairs: tuple[Pair, ...]  # of all tasks, one behind the other
+    pairs: tuple[Pair, ...]  # of all tasks, one after the other
 
     def score(self, run: OpenRun, *, watch: Callable[[Iterable[int]], Iterable[int]] = iter) -> dict[str, float]:
-        """What a model makes of all tasks, `TASK/METRIC`, in batches of as many rows as the run processes at once (see
+        """The metrics of all tasks, by `TASK/METRIC`. Batches have as many rows as the run processes at once (see
         `continuation_scores`)."""
         train = run.config.train
         scores = continuation_scores(run, self.pairs, batch=train.batch // train.accumulate, watch=watch)
@@ -130,11 +130,11 @@ class Tasks:
 
     @property
     def digest(self) -> str:
-        """A hash of all that is asked."""
+        """A hash of all questions."""
         return sha256(json.dumps(self.pairs).encode()).hexdigest()
 
     def check(self, digest: str) -> None:
-        """Raises UserError where another host asks differently: they would wait for each other without end."""
+        """Raises UserError if another host asks other questions: the hosts would wait for each other forever."""
         if self.digest != digest:
             names = ", ".join(task.name for task in self.tasks)
             raise UserError("tasks", names, "differs between hosts: give files that all of them share")
@@ -144,16 +144,18 @@ class Tasks:
 
 
 def task_names(given: Sequence[str]) -> list[str]:
-    """The names in a list, each of which may be several, separated by commas; but the name of a file may have some."""
+    """Splits each entry at its commas into names, except where the entry is the name of a file."""
     parts = [[str(name)] if Path(name).is_file() else str(name).split(",") for name in given]
     return [name.strip() for part in parts for name in part if name.strip()]
 
 
 def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: int | None = None) -> Tasks:
-    """The tasks of these names (see `task_names`), `FILE.jsonl` or of the harness, for models of this context.
+    """The tasks with these names (see `task_names`), each `FILE.jsonl` or a name in the harness, for models with this
+    context.
 
-    Raises UserError: no such file, a line that is no question, no such task, two of one name, the harness missing, a
-    task that asks for more than likelihoods, a choice longer than the context, or a tokenizer that cannot encode.
+    Raises UserError if a file is missing, a line is not a question, a task is unknown, two tasks have the same name,
+    the harness is missing, a task asks for more than likelihoods, a choice is longer than the context, or the tokenizer
+    cannot encode.
     """
     tasks: list[Task] = []
     for name in (names := task_names(names)):
@@ -177,8 +179,9 @@ def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: 
 
 
 def encode_pairs(tokenizer: Tokenizer, texts: Sequence[tuple[str, str]]) -> list[Pair]:
-    """(context, continuation) as token ids: the tokens of both together, of which those of the context alone are the
-    first; its spaces at the end count with the continuation. An empty context is a document's beginning."""
+    """Tokenizes pairs (context, continuation). Both are encoded together, and the first tokens, as many as the context
+    alone has, count as the context. Spaces at the context's end count as part of the continuation. An empty context is
+    the beginning of a document."""
     if not texts:
         return []
     front = beginning_of(tokenizer)
@@ -189,6 +192,6 @@ def encode_pairs(tokenizer: Tokenizer, texts: Sequence[tuple[str, str]]) -> list
     pairs = []
     for context, whole in zip(contexts, wholes, strict=True):
         before = known[context].tolist()
-        after = whole[len(before) :].tolist() or whole[-1:].tolist()  # of a continuation that merged with its context
+        after = whole[len(before) :].tolist() or whole[-1:].tolist()  # or the token it merged into
         pairs.append(([*front, *before] or [tokenizer.end_of_text], after))
     return pairs

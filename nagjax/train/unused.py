@@ -1,4 +1,5 @@
-"""Options of a run that were given and change nothing: of a part it does not have, or of roles it does not train."""
+"""Options of a run that were given but have no effect: they belong to a part that it lacks, or to roles that it does
+not train."""
 
 import jax
 
@@ -15,8 +16,8 @@ from nagjax.train.state import Blueprint
 
 
 def unused(blueprint: Blueprint) -> dict[str, str]:
-    """By option, as the command line names it, why it has no effect in this run. Only options that are not at their
-    defaults."""
+    """The options that have no effect in this run, each with the reason, by their names on the command line (with
+    underscores). Only options that are not at their defaults are listed."""
     trained = {parameter.role for parameter in jax.tree.leaves(blueprint.parameters) if parameter.trained}
     return _of_roles(blueprint.config, trained) | _of_parts(blueprint.config) | _of_averages(blueprint.config)
 
@@ -38,7 +39,7 @@ def _of_roles(config: RunConfig, trained: set[str]) -> dict[str, str]:
 
 
 def _of_parts(config: RunConfig) -> dict[str, str]:
-    """Of everything that another option switches on: those of its options that are not at their defaults."""
+    """Options that differ from their defaults although the option that switches them on is off."""
     model, optimizer, train = config.model, config.optimizer, config.train
     rising = round(optimizer.warmup * train.steps) >= train.steps
     parts = [
@@ -66,7 +67,8 @@ def _of_parts(config: RunConfig) -> dict[str, str]:
 
 
 def _of_averages(config: RunConfig) -> dict[str, str]:
-    """Of DenseFormer, where no token runs the MLP of any block: it is plain pre-norm then, whatever its options."""
+    """The options of DenseFormer, in a run where no token runs the MLP of any block: the model is then plain
+    pre-norm."""
     rates = config.model.mod.rates(config.model.depth)
     if isinstance(config.scheme, DenseFormer) and all(mlp == 1.0 for _, mlp in rates):
         return {"scheme": "an average is taken behind an MLP, and --mod.mlp-rate 1 runs none"}
@@ -74,7 +76,7 @@ def _of_averages(config: RunConfig) -> dict[str, str]:
 
 
 def _of_routing(config: RunConfig) -> list[tuple]:
-    """What routing's own parts decide, as `_of_parts` has it."""
+    """Rows for `_of_parts` about the options of single parts of routing."""
     own, usual = config.model.mod, ModConfig()
     rules = MoD.of(config.scheme, own, config.model.context)
     cuts = rules.decider.needs_cuts and not own.adaptive

@@ -1,4 +1,4 @@
-"""Beginning with the parameters of another run: one that was trained, pruned or imported."""
+"""Starting from the parameters of another run, which was trained, pruned or imported."""
 
 import dataclasses
 import functools
@@ -26,17 +26,17 @@ from nagjax.train.distributed.consensus import from_first
 from nagjax.train.optimizer import check_schedule
 from nagjax.train.state import Blueprint, TrainState
 
-OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
-TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # of the options of a model, beside those of the run to start from
-MUCH = 0.01  # of the parameters' norm, for a projection to change
+OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # options of how a model is computed
+TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # model options that a new run sets itself
+MUCH = 0.01  # the change by a projection, relative to the parameters' norm, that is reported
 
 
 def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = None) -> RunConfig:
-    """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus, None where
-    there is none to be read. Tells which of the model's options were given in vain. Once the run in the folder `own`
-    has begun they are its own, and the other one need not be there any more.
+    """The config with the model and the scheme of the run in `config.start`. `tokenizer` is the corpus's, None if there
+    is none to read. Prints which of the given model options have no effect. Once the run in the folder `own` has begun,
+    the model is taken from there, and the other run need not exist any more.
 
-    Raises UserError: no run there, or one of another tokenizer, of none, or whose tokenizer is lost.
+    Raises UserError if there is no run, if it has another tokenizer or none, or if its tokenizer is lost.
     """
     folder = own if own and steps_saved(own / CHECKPOINTS) else Path(config.start)
     with renamed("run", "start" if folder == Path(config.start) else "out"):
@@ -72,11 +72,12 @@ def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tok
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
-    """Raises UserError, before anything in `folder` is deleted or written, for a new run with a schedule that its steps
-    are too few for or with weights that are not there or damaged, and where the run to start from is the one there."""
+    """Checks, before anything in `folder` is deleted or written, that a run can begin. Raises UserError for a new run
+    whose schedule is too long for its steps or whose start weights are missing or damaged, and if the run to start from
+    is the one in `folder`."""
     own = folder / CHECKPOINTS
     begins = fresh or not steps_saved(own)
-    if begins:  # one of an earlier version goes on as it began
+    if begins:  # a run of an earlier version continues as it began
         check_schedule(config.optimizer)
     if not config.start:
         return
@@ -90,9 +91,9 @@ def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
 
 
 def begin(blueprint: Blueprint) -> TrainState:
-    """The state before the first step: initial values, or the parameters of the run in `config.start`. Tells where the
-    scheme's `constrain` will change them much at the first step: merged adapters have taken nGPT's matrices from the
-    hypersphere."""
+    """The state before the first step: initial values, or the parameters of the run in `config.start`. Prints a note if
+    the scheme's `constrain` will change them much at the first step, as after merging adapters in nGPT, which moves the
+    matrices off the hypersphere."""
     if not blueprint.config.start:
         return blueprint.create()
     folder = Path(blueprint.config.start)
@@ -101,7 +102,7 @@ def begin(blueprint: Blueprint) -> TrainState:
     if jax.process_count() > 1:
         newest = from_first(lambda: max(steps_saved(folder / CHECKPOINTS), default=None))
     _, params, _, mod = read_weights(folder, config, blueprint.mesh, newest)
-    state = blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own
+    state = blueprint.create(params)._replace(mod=mod)  # adapters get their own initial values
     if blueprint.config.scheme.constrains:
         share = float(jax.jit(functools.partial(_projected_away, blueprint))(state.params))
         if share > MUCH and jax.process_index() == 0:
@@ -113,7 +114,7 @@ def begin(blueprint: Blueprint) -> TrainState:
 
 
 def _projected_away(blueprint: Blueprint, params: Tree) -> jax.Array:
-    """How much `constrain` changes what is trained of the parameters, as a share of their norm."""
+    """How much `constrain` changes the trained parameters, relative to their norm."""
     part = blueprint.trained(params)
     change = jax.tree.map(jnp.subtract, blueprint.constrained(part), part)
     return optax.tree.norm(change) / optax.tree.norm(part)

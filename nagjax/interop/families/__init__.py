@@ -1,5 +1,5 @@
-"""Families of models in the formats of Hugging Face's transformers. One file per family, found by the `model_type` of a
-config.json; nothing else to edit."""
+"""Model families in the formats of Hugging Face's transformers. There is one file per family, found by the `model_type`
+of a config.json; to add one, nothing else has to be edited."""
 
 import importlib
 import pkgutil
@@ -16,14 +16,14 @@ from nagjax.residual import Scheme
 
 
 class Inexpressible(Exception):
-    """A family's format has no place for a setting: which field, and why."""
+    """A family's format has no field for a setting: names the field, and why."""
 
     def __init__(self, field: str, value: object, why: str):
         self.field, self.value, self.why = field, value, why
         super().__init__(f"{field} = {value!r}: {why}")
 
 
-OPTIONS: dict[str, Callable[[ModelConfig], object]] = {  # that most families have no place for
+OPTIONS: dict[str, Callable[[ModelConfig], object]] = {  # settings that most families cannot express
     "causal": lambda model: not model.causal,
     "token_types": lambda model: model.token_types,
     "head_epsilon": lambda model: model.head_epsilon,
@@ -36,10 +36,11 @@ OPTIONS: dict[str, Callable[[ModelConfig], object]] = {  # that most families ha
 
 
 class Family(NamedTuple):
-    """read: the model and scheme of a config.json. tensors: where the parameters of a model with this config.json are.
-    write: the inverse of read; raises Inexpressible. prefix: of the tensors' names that a bare base model leaves out.
-    prepare: changes the file's tensors first, where one parameter comes from several of them. options: those of
-    OPTIONS that it has a place for."""
+    """Conversion to and from one family's format. read: the model and scheme that a config.json describes. tensors:
+    where the file holds the parameters of a model with this config.json. write: the inverse of read; raises
+    Inexpressible. prefix: the part of the tensors' names that files of a bare base model leave out. prepare: changes
+    the file's tensors first, if one parameter comes from several of them. options: the keys of OPTIONS that the format
+    can express."""
 
     model_types: tuple[str, ...]
     read: Callable[[dict], tuple[ModelConfig, Scheme]]
@@ -51,7 +52,8 @@ class Family(NamedTuple):
 
 
 def read_only(model: ModelConfig, scheme: Scheme) -> dict:
-    """The `write` of a family whose models other families can express. Raises Inexpressible."""
+    """The `write` of a family that is only read, because other families can express its models. Raises
+    Inexpressible."""
     raise Inexpressible("scheme", scheme.name, "this family is only read")
 
 
@@ -64,7 +66,7 @@ def families() -> tuple[Family, ...]:
 
 
 def family_of(config: dict) -> Family:
-    """By a config.json's `model_type`. Raises UserError with what is known."""
+    """The family of a config.json, by its `model_type`. Raises UserError, with the known types, for another."""
     kind = config.get("model_type")
     for family in families():
         if kind in family.model_types:

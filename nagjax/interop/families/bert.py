@@ -1,7 +1,8 @@
-"""BERT: an encoder. Post-LN, learned positions and types of tokens, biases everywhere, a head with a layer of its own.
+"""BERT: an encoder with Post-LN, learned position and token-type embeddings, biases everywhere, and a head with a layer
+of its own.
 
-The pooler and heads for whole sequences, which the tokens' hidden states do not depend on, are left out. A model that
-has no head for masked tokens (BertModel and others) is read without any: it has hidden states, and no logits.
+The pooler and heads for whole sequences are left out, because the tokens' hidden states do not depend on them. A model
+without a head for masked tokens (BertModel and others) is read without a head: it has hidden states, but no logits.
 """
 
 import re
@@ -24,12 +25,12 @@ WITH_HEAD = ("ForMaskedLM", "ForPreTraining")
 
 
 class HeadNames(NamedTuple):
-    """Of the tensors of the head for masked tokens."""
+    """Names of the tensors of the head for masked tokens."""
 
     dense: str
     norm: str
     table: str
-    bias: str  # of a head that shares the embedding's table; else it is the table's own
+    bias: str  # of a head that shares the embedding's table; other heads keep it beside their table
 
 
 HEAD = HeadNames(*(f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")))
@@ -58,14 +59,15 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without the tensors that are left out; old files call a norm's gain and bias gamma and beta."""
+    """Drops the tensors that are left out, and renames gamma and beta, the names of a norm's gain and bias in old
+    files."""
     old = {"gamma": "weight", "beta": "bias"}
     rename = lambda name: re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda found: old[found[0]], name)  # noqa: E731
     return used({rename(name): value for name, value in files.items()}, HEAD)
 
 
 def used(files: dict[str, np.ndarray], head: HeadNames) -> dict[str, np.ndarray]:
-    """What tokens' hidden states and the logits of masked tokens depend on."""
+    """The tensors on which the tokens' hidden states and the logits of masked tokens depend."""
     twice = {head.bias} if f"{head.table}.bias" in files else set()
     return {name: value for name, value in files.items() if name not in twice and not UNUSED.search(name)}
 
@@ -75,7 +77,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
 
 
 def named(model: ModelConfig, base: str, head: HeadNames) -> list[Tensor]:
-    """All but the positions."""
+    """All tensors except the positions."""
     layer = f"{base}.encoder.layer.{{}}"
     maps = {f"{layer}.attention.self.{name}": f"{ATTENTION}.branch.{name}" for name in ("query", "key", "value")}
     maps |= {

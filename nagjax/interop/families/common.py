@@ -1,4 +1,4 @@
-"""What the families' config.json files have in common."""
+"""Functions for the fields that the families' config.json files have in common."""
 
 import math
 
@@ -10,7 +10,7 @@ from nagjax.ranges import check_value, field_hints
 
 
 def need(config: dict, *names: str) -> list:
-    """Values that a config.json must have. Raises UserError naming the first it does not."""
+    """The values of fields that a config.json must have. Raises UserError naming the first that is missing."""
     for name in names:
         if config.get(name) is None:
             raise UserError(f"config.json: {name}", None, "is missing: bring the model's own config.json back")
@@ -18,14 +18,15 @@ def need(config: dict, *names: str) -> list:
 
 
 def read_depth(config: dict) -> int:
-    """Blocks, of which some families make lists before a ModelConfig checks them. Raises UserError."""
+    """The number of blocks, checked here because some families make lists of it before a ModelConfig checks it. Raises
+    UserError."""
     (depth,) = need(config, "num_hidden_layers")
     check_value("config.json: num_hidden_layers", depth, field_hints(ModelConfig)["depth"])
     return depth
 
 
 def only(config: dict, name: str, allowed: tuple, default: object) -> object:
-    """A setting of which nagjax knows some values. Raises UserError for others."""
+    """The value of a field of which nagjax supports only the `allowed` values. Raises UserError for others."""
     value = config.get(name, default)
     if value not in allowed:
         raise UserError(f"config.json: {name}", value, f"cannot be imported; known: {', '.join(map(repr, allowed))}")
@@ -33,8 +34,8 @@ def only(config: dict, name: str, allowed: tuple, default: object) -> object:
 
 
 def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int | None = None) -> dict:
-    """Of a ModelConfig, by the names that most families have. The arguments are for a config.json that leaves them
-    out; without `kv_heads` there are as many as heads."""
+    """The sizes of a ModelConfig, from the field names that most families use. The arguments are the defaults for a
+    config.json without these fields; without `kv_heads` there are as many as heads."""
     width, heads, hidden, vocab = need(config, "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
     return {
         "depth": read_depth(config),
@@ -49,12 +50,12 @@ def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int 
 
 
 def learned_positions(config: dict, default: int) -> int:
-    """Positions that a table of learned ones has, whatever shorter context was asked for."""
+    """The number of positions in a table of learned ones, even if a shorter context was asked for."""
     return int(config.get(LONGEST) or config.get("max_position_embeddings") or default)
 
 
 def own_head_width(sizes: dict, width: int | None) -> int | None:
-    """The width of a head, None where heads share the model's width, as they do unless a config.json says otherwise."""
+    """The width of a head if a config.json sets one; None if the heads share the model's width, as they usually do."""
     return None if width is None or width * sizes["heads"] == sizes["width"] else width
 
 
@@ -73,7 +74,8 @@ def write_sizes(model: ModelConfig) -> dict:
 
 
 def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig, float | None]:
-    """Base, scaling, and share of the rotated features (None where it is not said), of old and new files."""
+    """Rotary base, scaling, and the share of the features that are rotated (None if the file does not say), from files
+    of old and new versions."""
     given = rope_settings(config)
     base = float(given.get("rope_theta", config.get("rope_theta", base)))
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -81,8 +83,8 @@ def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float
 
 
 def rope_settings(config: dict) -> dict:
-    """`rope_parameters`, or `rope_scaling` of older files, which transformers prefers where a file has both. Raises
-    UserError where the two differ."""
+    """`rope_parameters`, or in older files `rope_scaling`, which transformers prefers if a file has both. Raises
+    UserError if the two differ."""
     given, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if given and any(given.get("rope_type" if name == "type" else name) != value for name, value in old.items()):
         raise UserError("config.json: rope_scaling", old, f"rope_parameters says otherwise ({given}): keep one of them")
@@ -90,8 +92,8 @@ def rope_settings(config: dict) -> dict:
 
 
 def read_whole_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig]:
-    """Base and scaling in families whose rotary turns all features of a head: of a share transformers makes nothing
-    there, or an error where frequencies are scaled. Raises UserError where one is said."""
+    """Rotary base and scaling in families that rotate all features of a head. There transformers ignores a share of
+    rotated features, or fails if frequencies are scaled. Raises UserError if the file sets a share."""
     base, rope, share = read_rope(config, context, base)
     if share not in (None, 1):
         raise UserError("config.json: partial_rotary_factor", share, "cannot be imported: this family's is 1")
@@ -121,7 +123,8 @@ def read_scaling(given: dict, context: int, longest: int) -> RopeConfig:
 
 
 def _longrope(given: dict, original: int, context: int, longest: int) -> RopeConfig:
-    """By the factors for a context up to the original one: those for a longer one would change the shorter ones too."""
+    """The scaling by the factors for contexts up to the original one; the factors for longer contexts would change the
+    result in shorter ones, too."""
     if context > original:
         fix = f"beyond {original:,} tokens all frequencies change, which a cache cannot: give --context {original}"
         raise UserError("config.json: rope_type", "longrope", fix)
@@ -136,7 +139,7 @@ def _longrope(given: dict, original: int, context: int, longest: int) -> RopeCon
 
 
 def _attention_factor(given: dict, factor: float) -> float:
-    """Of YaRN, on queries and keys."""
+    """YaRN's factor on queries and on keys."""
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
     grown = lambda weight: 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0  # noqa: E731
@@ -146,7 +149,7 @@ def _attention_factor(given: dict, factor: float) -> float:
 
 
 def write_rope(model: ModelConfig) -> dict:
-    """The fields of a config.json that `read_rope`, and any version of transformers, reads."""
+    """The rotary fields of a config.json, in the form that `read_rope` and all versions of transformers read."""
     scaling = write_scaling(model.block.rope)
     return {"rope_theta": model.rope_base} | ({"rope_scaling": scaling} if scaling else {})
 
@@ -166,20 +169,20 @@ def write_scaling(rope: RopeConfig) -> dict | None:
     }[rope.scaling]
 
 
-LONGEST = "longest"  # beside a config.json's fields: the context that it had before a shorter one was asked for
+LONGEST = "longest"  # a key added to a config.json's fields: its context, before a shorter one was asked for
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_window(config: dict, context: int, default: int | None = None) -> dict:
-    """`window` of a BlockConfig where all blocks have one, whatever else a config.json says of windows: of such
-    families transformers reads `sliding_window` alone. default: where that is left out."""
+    """The `window` of a BlockConfig in families whose blocks all have the same. Of a config.json's fields about
+    windows, transformers reads only `sliding_window` for these families. `default` applies if it is missing."""
     window = config.get("sliding_window", default)
     return {} if window is None or window >= context else {"window": int(window)}
 
 
 def read_windows(config: dict, depth: int, context: int, first: int = 0) -> dict:
-    """`window` and `others` of a BlockConfig where blocks have one as `layer_types` says; where that is left out, from
-    the block `first` on."""
+    """`window` and `others` of a BlockConfig in families where `layer_types` says which blocks have a window; if it is
+    missing, the blocks from `first` on have one."""
     window = read_window(config, context, 4096)
     if not window:
         return {}
@@ -189,7 +192,7 @@ def read_windows(config: dict, depth: int, context: int, first: int = 0) -> dict
 
 
 def full_blocks(kinds: list[str], depth: int) -> tuple[int, ...]:
-    """Those whose attention sees all tokens, by a config.json's `layer_types`."""
+    """The blocks whose attention sees all tokens, from a config.json's `layer_types`."""
     if len(kinds) != depth or not {*kinds} <= {SLIDING, FULL}:
         fix = f"must be {depth} times {SLIDING} or {FULL}"
         raise UserError("config.json: layer_types", sorted({*map(str, kinds)}), fix)
@@ -197,7 +200,7 @@ def full_blocks(kinds: list[str], depth: int) -> tuple[int, ...]:
 
 
 def write_windows(model: ModelConfig) -> dict:
-    """`sliding_window`, and `layer_types` where blocks differ."""
+    """The fields `sliding_window` and, if blocks differ, `layer_types`."""
     if not model.block.others.places:
         return {"sliding_window": model.block.window}
     refuse("block.others.rotary", model.block.others.rotary, ("same",), "rotary is the same in all blocks")
@@ -210,6 +213,6 @@ def layer_types(model: ModelConfig) -> list[str]:
 
 
 def refuse(field: str, value: object, allowed: tuple, why: str) -> None:
-    """Raises Inexpressible unless the value is one of those allowed."""
+    """Raises Inexpressible unless the value is one of `allowed`."""
     if value not in allowed:
         raise Inexpressible(field, value, why)

@@ -1,6 +1,6 @@
-"""Gemma 1: Llama with GELU gates, gains that are stored less 1, and an embedding scaled by the root of the width.
+"""Gemma 1: Llama with GELU gates, gains stored minus 1, and an embedding scaled by the square root of the width.
 
-The scale goes into the table; where the head has the same table, the last norm's gain makes up for it.
+The scale is folded into the table. If the head uses the same table, the last norm's gain is divided by it.
 """
 
 from nagjax.interop.families import Family
@@ -21,7 +21,7 @@ from nagjax.residual import Scheme
 from nagjax.residual.schemes.plain import Plain
 
 ACTIVATION = ("gelu_pytorch_tanh", "gelu_new")
-ONCE = ("gelu", *ACTIVATION)  # of Gemma 1, whose first files say gelu and mean its tanh form
+ONCE = ("gelu", *ACTIVATION)  # for Gemma 1, whose first files say gelu although they mean its tanh approximation
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
@@ -33,7 +33,8 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def read_model(config: dict, context: int, base: float, more: dict | None = None, **block) -> ModelConfig:
-    """What all generations have in common, `more` of the model and `block` of its blocks."""
+    """The part of the model that all generations share; `more` are further fields of the model, `block` of its
+    blocks."""
     only(config, "use_bidirectional_attention", (None, False), None)
     sizes = read_sizes(config, context, tied=True)
     return ModelConfig(
@@ -54,7 +55,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
 
 
 def norms(names: dict[str, str], model: ModelConfig) -> list[Tensor]:
-    """Gains, of which files have less 1."""
+    """The tensors of the gains, which files store minus 1."""
     last = model.width**-0.5 if model.tied else 1.0
     scales = {path: last if path == "entry" else 1.0 for path in names.values()}
     return [
@@ -64,7 +65,7 @@ def norms(names: dict[str, str], model: ModelConfig) -> list[Tensor]:
 
 
 def scaled_embedding(model: ModelConfig) -> list[Tensor]:
-    """Everything but the norms."""
+    """All tensors except the norms."""
     return [
         tensor._replace(scale=model.width**0.5) if tensor.parts == ("embedding.tokens",) else tensor
         for tensor in attention_tensors(model) + other_tensors(model)
@@ -72,7 +73,7 @@ def scaled_embedding(model: ModelConfig) -> list[Tensor]:
 
 
 def write_common(model: ModelConfig, epsilon: float) -> dict:
-    """What all generations have in common."""
+    """The fields that all generations share."""
     refuse("mlp", model.mlp, ("geglu",), "its MLP is gated by GELU")
     refuse("positions", model.positions, ("rotary",), "its positions are rotary")
     refuse("block.rotated", model.block.rotated, (1.0,), "rotary turns all features of a head")

@@ -1,4 +1,4 @@
-"""Gemma 2: Gemma with norms before and after every branch, limits on logits, and a window in every other block."""
+"""Gemma 2: Gemma with norms before and after every branch, soft caps on logits, and a window in every other block."""
 
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import (
@@ -37,7 +37,8 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def read_kinds(config: dict, context: int, every: int, **others) -> dict:
-    """`window` and `others` of a BlockConfig, where every so many blocks one sees all tokens and has the `others`."""
+    """`window` and `others` of a BlockConfig in which one block of `every` sees all tokens and has the settings
+    `others`."""
     depth = read_depth(config)
     kinds = config.get("layer_types") or [SLIDING if (i + 1) % every else FULL for i in range(depth)]
     window, places = config.get("sliding_window", 4096), full_blocks(kinds, depth)
@@ -56,7 +57,8 @@ def read_common(config: dict, context: int, base: float, caps: dict, more: dict 
 
 
 def query_scale(model: ModelConfig, config: dict) -> float:
-    """Attention's logits are divided by the root of `query_pre_attn_scalar`, here by that of the head's width."""
+    """The factor on queries: attention's logits are divided by the root of `query_pre_attn_scalar` in the file's model,
+    and here by the root of the head's width."""
     return (model.head_width / float(config.get("query_pre_attn_scalar", 256))) ** 0.5
 
 

@@ -1,6 +1,5 @@
-"""Gemma 3: Gemma 2 with normalised queries and keys, five blocks of six with a window, and a rotary of
-their own for the sixth. Of a model that reads images, too, the part that reads text, which is all of its language
-model."""
+"""Gemma 3: Gemma 2 with normalised queries and keys. Five blocks of six have a window; the sixth has its own rotary
+settings. Of a model that also reads images, only its complete language model is read."""
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
 from nagjax.residual.schemes.sandwich import Sandwich
 
-# Where a config.json leaves them out, as those of models that read images do.
+# For fields that a config.json leaves out, as those of models that read images do.
 DEFAULTS = dict(vocab_size=262208, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
 OF_IMAGES = ("vision_tower.", "multi_modal_projector.")
 GAINS = f"{ATTENTION}.branch.query_gain", f"{ATTENTION}.branch.key_gain"
@@ -45,12 +44,12 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     blocks = read_kinds(config, context, every, rotary="own", rope_base=base, rope=whole)
     more = {"qk_norm": True}
-    caps = {"final": None}  # of attention's, transformers reads one and makes nothing of it
+    caps = {"final": None}  # transformers reads attention's soft cap but does not use it
     return read_common(config, context, local, caps, more, rope=rope, qk_gain="head", **blocks), Sandwich()
 
 
 def _ropes(config: dict) -> dict[str, dict]:
-    """Of blocks with and without a window, of old and new files."""
+    """Rotary settings of blocks with and without a window, from files of old and new versions."""
     told, given = rope_settings(config), config.get("rope_parameters") or {}
     if given and not {SLIDING, FULL} <= {*given}:
         raise UserError("config.json: rope_parameters", sorted(given), f"must have {SLIDING} and {FULL}")
@@ -95,7 +94,7 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
 
 
 def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without what is of images, under the names of a model of text."""
+    """Drops the tensors of the image encoder, and renames the others as in a text-only model."""
     found = {}
     for name, value in files.items():
         if not name.removeprefix("model.").startswith(OF_IMAGES):
@@ -104,5 +103,5 @@ def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-OPTIONS = ("logit_softcap", "block.others.places")  # of gemma2's: what attention's limit was is read by nobody
+OPTIONS = ("logit_softcap", "block.others.places")  # those of gemma2 without attention's soft cap, which nothing reads
 FAMILY = Family(("gemma3", "gemma3_text"), read, tensors, write, prepare=prepare, options=OPTIONS)

@@ -15,7 +15,7 @@ ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_ex
 
 
 def read_sizes(config: dict) -> dict:
-    """Of a ModelConfig, by GPT-2's names."""
+    """The sizes of a ModelConfig, from GPT-2's field names."""
     depth, width, heads, context, vocab = need(config, "n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
     hidden = config.get("n_inner") or 4 * width
     return {"depth": depth, "width": width, "heads": heads, "hidden": hidden, "context": context, "vocab": vocab}
@@ -66,7 +66,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
 
 
 def check_blocks(model: ModelConfig, activations: tuple[str, ...]) -> None:
-    """What GPT-2, GPT-NeoX, OPT and BERT refuse alike. Raises Inexpressible."""
+    """Raises Inexpressible for the settings that GPT-2, GPT-NeoX, OPT and BERT all lack."""
     refuse("mlp", model.mlp, activations, f"its MLP is {' or '.join(activations)}")
     refuse("qk_norm", model.qk_norm, (False,), "queries and keys are not normalised")
     refuse("kv_heads", model.kv_heads, (model.heads,), "every head has keys of its own")

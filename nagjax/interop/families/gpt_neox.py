@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: LayerNorm, branches in parallel or in turn, rotary on a part of each head."""
+"""GPT-NeoX and Pythia: LayerNorm, branches in parallel or in sequence, rotary on a part of each head."""
 
 import functools
 
@@ -35,7 +35,8 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def _heads_apart(x: np.ndarray, heads: int) -> tuple[np.ndarray, ...]:
-    """[H * 3 * Dh, ...] into three of [H * Dh, ...]: head by head its query, key and value features."""
+    """Splits [H * 3 * Dh, ...], which holds for each head its query, key and value features, into three of [H * Dh,
+    ...]."""
     by_head = x.reshape(heads, 3, -1, *x.shape[1:])
     return tuple(by_head[:, i].reshape(-1, *x.shape[1:]) for i in range(3))
 

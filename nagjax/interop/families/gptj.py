@@ -1,4 +1,5 @@
-"""GPT-J: parallel branches that read one LayerNorm, rotary on pairs of neighbours, a head with a bias. Only read."""
+"""GPT-J: parallel branches that read one LayerNorm, rotary on pairs of adjacent features, a head with a bias. Import
+only."""
 
 import functools
 import math
@@ -34,20 +35,21 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def _share(rotated: int, head_width: int) -> float:
-    """The share of a head's features that the model's `int(head_width * share)` takes back to so many of them."""
+    """A share from which the model's `int(head_width * share)` recovers exactly `rotated`."""
     share = rotated / head_width
     return share if int(head_width * share) == rotated else math.nextafter(share, 1.0)
 
 
 def _halves(x: np.ndarray, heads: int, rotated: int) -> tuple[np.ndarray]:
-    """[H * Dh, D] to [D, H * Dh]: of the features that turn, the first of each pair of neighbours come first."""
+    """[H * Dh, D] to [D, H * Dh]. Of the rotated features, the first ones of all pairs of neighbours are moved to the
+    front, followed by the second ones."""
     by_head = x.reshape(heads, -1, x.shape[1])
     parts = by_head[:, 0:rotated:2], by_head[:, 1:rotated:2], by_head[:, rotated:]
     return (np.concatenate(parts, axis=1).reshape(x.shape).T,)
 
 
 def _pairs(x: np.ndarray, heads: int, rotated: int) -> np.ndarray:
-    """The inverse."""
+    """The inverse of `_halves`."""
     by_head = x.T.reshape(heads, -1, x.shape[0])
     pairs = by_head[:, :rotated].reshape(heads, 2, rotated // 2, -1).swapaxes(1, 2).reshape(heads, rotated, -1)
     return np.concatenate([pairs, by_head[:, rotated:]], axis=1).reshape(-1, x.shape[0])
@@ -69,7 +71,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
 
 
 def one_norm(own: str, last: str) -> list[Tensor]:
-    """A LayerNorm that both branches of a block read, and the last one."""
+    """One LayerNorm that both branches of a block read, and the last one of the model."""
     found = layer_norms({last: "entry"})
     for name, part in (("weight", "gain"), ("bias", "bias")):
         found.append(shared(f"{own}.{name}", f"{ATTENTION}.entry.{part}", f"{MLP}.entry.{part}"))

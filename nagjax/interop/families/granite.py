@@ -1,4 +1,5 @@
-"""Granite: Llama with four multipliers, which go into the weights. Only read: what it becomes is a Llama to others."""
+"""Granite: Llama with four multipliers, which are folded into the weights. Import only: exported, the result is a
+Llama."""
 
 from nagjax.interop.families import Family, llama, read_only
 from nagjax.interop.tensors import Tensor
@@ -16,8 +17,9 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
-    """Queries are scaled for 1 / sqrt(Dh), what a branch writes by the residual's multiplier; the last norm's gain
-    makes up for a table that is the embedding, too."""
+    """Scales the queries so that attention's own 1 / sqrt(Dh) gives the file's scale, and the outputs of branches by
+    the residual multiplier. If the head shares the embedding's table, the last norm's gain compensates the table's
+    scale."""
     embedding, attention, residual, logits = (float(config.get(name, 1.0)) for name in MULTIPLIERS)
     scales = {
         "embedding.tokens": embedding,

@@ -24,7 +24,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # where a config.json leaves it out
+CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # the defaults
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
@@ -64,7 +64,8 @@ def _windows(config: dict, sizes: dict) -> dict:
 
 
 def attention_tensors(model: ModelConfig) -> list[Tensor]:
-    """The projections, biases and gains of attention, as all families with separate projections name them."""
+    """The projections, biases and gains of attention, under the names common to all families with separate
+    projections."""
     block, own, path = model.block, "model.layers.{}.self_attn", f"{ATTENTION}.branch"
     names = {"q": "query", "k": "key", "v": "value", "o": "out"}
     found = [transposed(f"{own}.{short}_proj.weight", f"{path}.{name}") for short, name in names.items()]

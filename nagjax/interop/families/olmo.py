@@ -1,4 +1,4 @@
-"""OLMo 1: LayerNorm without gain and bias. Only read: what it becomes is a StableLM to others."""
+"""OLMo 1: LayerNorm without gain and bias. Import only: exported, the result is a StableLM."""
 
 from nagjax.interop.families import Family, read_only
 from nagjax.interop.families.common import only, read_sizes, read_whole_rope

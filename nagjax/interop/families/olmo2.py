@@ -1,4 +1,4 @@
-"""OLMo 2: norms at the ends of the branches, and of queries and keys over all heads."""
+"""OLMo 2: norms at the end of every branch, and on queries and keys over all heads together."""
 
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import only, own_head_width, read_sizes, read_whole_rope, refuse

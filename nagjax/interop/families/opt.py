@@ -9,7 +9,7 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
 from nagjax.residual.schemes.layer_norm import LayerNorm
 
-UNUSED = 2  # rows of the table of positions before that of the first token
+UNUSED = 2  # rows in front of the first token's in the table of positions
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:

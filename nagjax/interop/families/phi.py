@@ -1,5 +1,5 @@
-"""Phi-1, 1.5 and 2: parallel branches that read one LayerNorm, rotary on a part of each head, biases everywhere, also
-in the head. Only read."""
+"""Phi-1, 1.5 and 2: parallel branches that read one LayerNorm, rotary on a part of each head, biases everywhere, even
+in the head. Import only."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""Phi-3: Llama with queries, keys and values in one matrix, gate and up in another, and rotary on a part of each
-head in some."""
+"""Phi-3: Llama with queries, keys and values in one matrix, gate and up in another; some models rotate only a part of
+each head."""
 
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import only, read_rope, read_sizes, read_window, refuse
@@ -29,11 +29,11 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def _with_original(config: dict) -> dict:
-    """With the original context beside the rest of the rotary's scaling, whatever that is called."""
+    """The config with the original context added to the fields of the rotary scaling, under any of their names."""
     for name in ("rope_parameters", "rope_scaling"):
         if given := config.get(name):
             kind = given.get("rope_type", given.get("type", "default"))
-            kind = "longrope" if kind in ("su", "yarn") else kind  # what early files said, of the same scaling
+            kind = "longrope" if kind in ("su", "yarn") else kind  # early files have these names for the same scaling
             original = {"original_max_position_embeddings": config.get("original_max_position_embeddings", 4096)}
             config = config | {name: original | given | {"rope_type": kind}}
     return config

@@ -12,7 +12,7 @@ from nagjax.residual import Scheme
 
 ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 LIKE = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
-# Of a Mixture-of-Experts: the router, and an expert's matrices.
+# Names of the tensors of a Mixture-of-Experts: the router, and an expert's matrices.
 NAMES = {
     "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}", {"gate": "w1", "up": "w3", "down": "w2"}),
     "qwen3_moe": ("mlp.gate", "mlp.experts.{}", {name: f"{name}_proj" for name in ("gate", "up", "down")}),
@@ -24,7 +24,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     experts = read_experts(config)
     defaults = {"mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, "qwen3_moe": {"num_key_value_heads": 4}}[kind]
     own = {"model_type": LIKE[kind], "sliding_window": None, "intermediate_size": experts.hidden}
-    if kind == "qwen3_moe" and not config.get("head_dim"):  # where Qwen3 has 128
+    if kind == "qwen3_moe" and not config.get("head_dim"):  # the default of Qwen3 is 128
         width, heads = need(config, "hidden_size", "num_attention_heads")
         own["head_dim"] = width // heads
     model, scheme = llama.read(defaults | config | own)
@@ -33,7 +33,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def _window(config: dict, context: int) -> dict:
-    """Of all blocks: unlike Qwen3, Qwen3-MoE has none without one."""
+    """The window of all blocks; unlike Qwen3, Qwen3-MoE has no blocks without one."""
     if config["model_type"] == "mixtral":
         return read_window(config, context)
     return read_window(config, context, 4096) if config.get("use_sliding_window", False) else {}
@@ -43,7 +43,7 @@ def read_experts(config: dict) -> MoEConfig:
     if config["model_type"] == "mixtral":
         many, active, hidden = need(config, "num_local_experts", "num_experts_per_tok", "intermediate_size")
         return MoEConfig(many, active, hidden=hidden)
-    config = {"num_experts": config.get("num_local_experts")} | config  # transformers 5 writes that name
+    config = {"num_experts": config.get("num_local_experts")} | config  # the name that transformers 5 writes
     many, active, hidden = need(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     only(config, "decoder_sparse_step", (1,), 1)
     if config.get("mlp_only_layers"):

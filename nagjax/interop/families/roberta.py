@@ -13,7 +13,7 @@ HEAD = bert.HeadNames("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", 
 
 
 def unused(config: dict) -> int:
-    """Rows of the table of positions before the first that is used: up to the one of padding. Raises UserError."""
+    """Rows in the table of positions before the first used one: those up to the padding position. Raises UserError."""
     padding = config.get("pad_token_id", 1)
     check_value("config.json: pad_token_id", padding, Natural, "positions begin behind it")
     return padding + 1
@@ -25,7 +25,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 
 
 def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the logits of masked tokens depend on."""
+    """The tensors on which the logits of masked tokens depend."""
     return bert.used(files, HEAD)
 
 

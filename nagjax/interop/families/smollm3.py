@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with blocks that have no rotary, every fourth unless the config.json says otherwise."""
+"""SmolLM3: Llama in which some blocks have no rotary, every fourth unless the config.json says otherwise."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""StableLM: LayerNorm before gated branches, in turn or in parallel, rotary on a part of each head."""
+"""StableLM: LayerNorm before gated branches, in sequence or in parallel, rotary on a part of each head."""
 
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import only, read_rope, read_sizes, refuse

@@ -1,4 +1,4 @@
-"""StarCoder2: LayerNorm, rotary positions, one GELU, biases in all linear maps or in none."""
+"""StarCoder2: LayerNorm, rotary positions, an ungated GELU MLP, biases in all linear maps or in none."""
 
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import (

@@ -1,1 +1,1 @@
-"""Checkpoints: the store, the manifest that says what is whole, and which of them stay."""
+"""Checkpoints: the store, the manifest that proves that a checkpoint is complete, and the retention policy."""

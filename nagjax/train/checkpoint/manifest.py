@@ -1,4 +1,4 @@
-"""What makes a folder of files whole: a manifest that names every file in it with its size and SHA-256."""
+"""The manifest of a folder names every file in it with its size and SHA-256, so that damage and missing files show."""
 
 import concurrent.futures
 import contextlib
@@ -14,7 +14,7 @@ from nagjax.files import read_json, sync_folder, write_bytes
 from nagjax.json_reader import build
 from nagjax.runs.names import MANIFEST, SEAL
 
-READERS = 4  # files hashed at once; hashing lets go of the interpreter
+READERS = 4  # files hashed at once, in threads: hashing releases the interpreter's lock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class _Body:
     facts: dict
     files: dict[str, list]
     sha256: str
-    owner: Any = None  # a dict; of older versions the step alone
+    owner: Any = None  # a dict; versions before it was one stored the step alone
 
 
 class Damaged(Exception):
@@ -30,8 +30,8 @@ class Damaged(Exception):
 
 
 def write_manifest(folder: Path, facts: dict[str, Any], owner: dict[str, Any] | None = None) -> None:
-    """Writes the manifest of all files now in `folder`, with `facts` and `owner` (JSON values: whose it is) in it, and
-    puts it all on disk."""
+    """Writes the manifest of all files now in `folder` and syncs all of it to disk. The manifest also holds `facts` and
+    `owner`, the run that the folder belongs to (both JSON values)."""
     names = _names(folder)
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         found = pool.map(lambda name: _describe(folder / name, sync=True), names)
@@ -42,18 +42,20 @@ def write_manifest(folder: Path, facts: dict[str, Any], owner: dict[str, Any] | 
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Gives a whole folder other facts. Raises Damaged."""
+    """Replaces the facts in the manifest of a complete folder. Raises Damaged."""
     _write(folder, _read(folder) | {"facts": facts})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A manifest's `facts` and `owner` (empty in older ones), without reading the files. Raises Damaged."""
+    """The `facts` and `owner` in a manifest (`owner` is empty in older ones), without reading the files. Raises
+    Damaged."""
     body = _read(folder)
     return {"facts": body["facts"], "owner": body.get("owner", {})}
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Reads every file and returns the facts. Raises Damaged naming the first file that is not as the manifest says."""
+    """Reads every file and returns the manifest's facts. Raises Damaged naming the first file that differs from the
+    manifest."""
     body = _read(folder)
     present = set(_names(folder))
     if missing := sorted(set(body["files"]) - present):
@@ -76,9 +78,9 @@ def _write(folder: Path, body: dict) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Files under the folder, relative; links are not followed, so that nothing outside is read."""
+    """The files under the folder, as relative paths. Links are not followed, so that nothing outside is read."""
     found, own = [], {folder / MANIFEST, folder / SEAL}
-    for parent, _, files in os.walk(folder):  # which enters no link
+    for parent, _, files in os.walk(folder):  # os.walk does not enter links to folders
         paths = (Path(parent, name) for name in files)
         found += [str(p.relative_to(folder)) for p in paths if p.is_file() and not p.is_symlink() and p not in own]
     return sorted(found)
@@ -105,7 +107,7 @@ def _problem(path: Path, size: int, digest: str) -> str | None:
 def _read(folder: Path) -> dict[str, Any]:
     name = SEAL if not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / SEAL) else MANIFEST
     try:
-        body = read_json(folder / name, lenient=True)  # a score may be NaN, as the loss was
+        body = read_json(folder / name, lenient=True)  # lenient: a score is NaN where the loss was
         found = build(_Body, body)
     except FileNotFoundError:
         raise Damaged(f"{name} is missing") from None

@@ -1,4 +1,4 @@
-"""When a run saves, and which of its checkpoints stay."""
+"""When a run saves a checkpoint, and which of its checkpoints are kept."""
 
 import dataclasses
 import math
@@ -17,21 +17,23 @@ class Saved:
 
 
 def kept(saved: Iterable[Saved], latest: int, best: int = 0, every: int = 0) -> set[int]:
-    """Steps of the checkpoints that stay: the `latest` newest, the `best` of lowest score (the earlier of equals),
-    and those whose step is a multiple of `every` (0: none)."""
+    """The steps of the checkpoints to keep: the `latest` newest, the `best` with the lowest scores (of equal ones the
+    earlier), and those whose step is a multiple of `every` (0: none)."""
     saved = sorted(saved, key=lambda s: s.step)
     regular = {s.step for s in saved if every and s.step % every == 0}
     return {s.step for s in saved[-latest:]} | best_of(saved, best) | regular
 
 
 def best_of(saved: Iterable[Saved], best: int) -> set[int]:
-    """Steps of the `best` checkpoints of lowest score; one that is no number is not among them."""
+    """The steps of the `best` checkpoints with the lowest scores; checkpoints whose score is None or NaN do not
+    count."""
     scored = sorted((s.score, s.step) for s in saved if s.score is not None and not math.isnan(s.score))
     return {step for _, step in scored[:best]}
 
 
 class SaveClock:
-    """Says at which steps to save: every so many steps, every so many minutes, at one of the best, and at the end."""
+    """Decides at which steps to save: every `save_every` steps, every `save_minutes` minutes, at a step that ranks
+    among the best, and at the end."""
 
     def __init__(self, config: TrainConfig, now=time.monotonic):
         self.config, self.now = config, now
@@ -42,9 +44,8 @@ class SaveClock:
         return 0 < 60 * self.config.save_minutes <= self.now() - self.last
 
     def due(self, step: int, score: float | None, saved: Iterable[Saved], overdue: bool) -> bool:
-        """`score` is the validation loss at this step, None where there was no evaluation.
-        `overdue` is what the hosts agreed on; everything else is the same on every host.
-        """
+        """Whether to save at this step. `score` is the validation loss at it, None where there was no evaluation.
+        `overdue` is what the hosts agreed on; all else here is equal on every host."""
         config = self.config
         if step == config.steps or step % config.save_every == 0 or overdue:
             return True

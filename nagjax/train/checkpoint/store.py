@@ -1,4 +1,5 @@
-"""Checkpoints of the whole state: written in the background, complete or not there."""
+"""Checkpoints of the whole training state. They are written in the background, and appear only once they are
+complete."""
 
 import concurrent.futures
 import contextlib
@@ -19,31 +20,31 @@ from nagjax.train.checkpoint.manifest import Damaged, read_manifest, verify, wri
 from nagjax.train.checkpoint.retention import Saved, kept
 from nagjax.train.distributed.consensus import from_first, together
 
-SPARE = 1 << 20  # bytes of a checkpoint besides its arrays
-# Devices that hold copies of an array write a part each. Smaller parts than this cost more than they save: each shape
-# of a part is a program to compile before the first checkpoint is written.
+SPARE = 1 << 20  # bytes that a checkpoint may need besides its arrays
+# The least bytes of a part, where the devices that hold copies of an array each write a part of it. Smaller parts cost
+# more than they save: each distinct part shape is a program to compile before the first checkpoint is written.
 PART = 1 << 20
 
 
 @runtime_checkable
 class Named(Protocol):
-    """A named tuple, as a class of its own: `typing.NamedTuple` is none."""
+    """The type of any named tuple; `typing.NamedTuple` itself is not a type."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
 class Checkpoints:
-    """A folder of checkpoints, each a folder named by the steps done.
+    """A folder of checkpoints, each of which is a folder named by its number of steps done.
 
-    A save is written beside its place, given its manifest (sizes and SHA-256 of all files), and renamed into its place:
-    a folder with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep;
-    it keeps the `latest` newest, the `best` of lowest score, and every multiple of `every`.
+    A save is written under a temporary name, given its manifest (sizes and SHA-256 of all files), and renamed: a folder
+    whose name is a number is a complete checkpoint. Only then are the checkpoints removed that the policy does not
+    keep; it keeps the `latest` newest, the `best` with the lowest scores, and every multiple of `every`.
 
-    Manifests name the `owner`, `{"run": id, "config": settings by dotted name}`, and the step; a checkpoint of another
+    Manifests name the step and the `owner`, `{"run": id, "config": settings by dotted name}`; a checkpoint of another
     owner or step is refused. The folder itself may be a link.
 
-    In a run of several processes all of them call the same methods in the same order. The first one writes and reads
-    the manifests and removes; what fails on one of them raises on all. They share the folder.
+    In a run of several processes all of them call the same methods in the same order, and share the folder. The first
+    process writes and reads the manifests and removes checkpoints; an error on one process raises on all.
     """
 
     def __init__(self, folder: Path, owner: dict | None = None, latest: int = 2, best: int = 0, every: int = 0):
@@ -55,34 +56,34 @@ class Checkpoints:
         self._done = [Saved(*found) for found in from_first(self._open)]
 
     def _open(self) -> list[tuple[int, float | None]]:
-        for left in self.folder.glob("*.*"):  # by a process that was killed
+        for left in self.folder.glob("*.*"):  # of a process that was killed while it wrote or removed
             step, _, state = left.name.partition(".")
             if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
                 shutil.rmtree(left, ignore_errors=True)
         found = []
         for step in steps_saved(self.folder):
             path = self.folder / str(step)
-            refuse_foreign(path, self.owner)  # now: it might be deleted for one of this run
+            refuse_foreign(path, self.owner)  # refused at once: later the policy might remove it as one of this run's
             found.append((step, saved_facts(path).get("score")))
         return found
 
     @property
     def latest(self) -> int | None:
-        """Steps done at the newest complete checkpoint, or None."""
+        """The number of steps done at the newest complete checkpoint, or None."""
         return max((s.step for s in self._done), default=None)
 
     @property
     def saved(self) -> list[Saved]:
-        """The checkpoints, with the one being written."""
+        """The complete checkpoints, and the one being written if there is one."""
         done, pending = self._done, self._pending
         return done if pending is None or pending[0] in done else [*done, pending[0]]
 
     def save(self, step: int, state: Named, facts: dict | None = None) -> None:
-        """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save.
+        """Waits for the previous save, then starts this one; the caller may donate the arrays as soon as this returns.
 
-        `facts` are JSON values kept with it; its `score` is what the best are chosen by. If the step is saved
-        already only they are, where they tell of an evaluation that it lacked. Raises UserError if the disk has no room
-        for it, and if the previous save failed.
+        `facts` are JSON values kept with the checkpoint; `facts["score"]` ranks the best checkpoints. If this step is
+        saved already, only the facts are rewritten, and only if they report an evaluation that the saved ones lack.
+        Raises UserError if the disk has too little free space, and if the previous save failed.
         """
         self.wait()
         saved, facts = Saved(step, (facts or {}).get("score")), facts or {}
@@ -98,7 +99,7 @@ class Checkpoints:
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
     def _note(self, saved: Saved, facts: dict) -> None:
-        """An evaluation that was interrupted before a save has been made after it."""
+        """Records an evaluation that was interrupted before the save and has been completed after it."""
         path = self.folder / str(saved.step)
         known = self.facts(saved.step)
         if known.get("evaluated") is False and facts.get("evaluated"):
@@ -121,11 +122,11 @@ class Checkpoints:
         gone = self.folder / f"{step}{DELETING}"  # a half-removed checkpoint never has a checkpoint's name
         try:
             (self.folder / str(step)).rename(gone)
-        except FileNotFoundError:  # somebody may have removed it by hand
+        except FileNotFoundError:  # removed by hand
             return
         except OSError as error:
             note(f"nagjax: checkpoint {self.folder / str(step)} could not be removed ({error.strerror}) and stays")
-        shutil.rmtree(gone, ignore_errors=True)  # what is left of it goes when the run is next opened
+        shutil.rmtree(gone, ignore_errors=True)  # what this leaves is removed when the run is next opened
 
     def _check_room(self, state: Named) -> None:
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
@@ -136,11 +137,12 @@ class Checkpoints:
 
     @property
     def failed(self) -> bool:
-        """Whether this process' part of the save in the background has failed: `wait` then raises. Does not wait."""
+        """Whether this process's part of the background save has failed, in which case `wait` will raise. Does not
+        wait."""
         return self._pending is not None and self._pending[1].done() and self._pending[1].exception() is not None
 
     def wait(self) -> None:
-        """Waits until everything is on disk. Raises UserError if that failed: the save is then not counted as done."""
+        """Waits until everything is on disk. Raises UserError if the save failed; it then does not count as done."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with self._saving():
@@ -151,10 +153,11 @@ class Checkpoints:
                     raise
 
     def newest(self, skip_damaged: bool = False) -> int | None:
-        """The newest checkpoint, verified; None where there is none at all.
+        """The step of the newest checkpoint, after verifying it; None if there are no checkpoints.
 
-        Raises UserError naming the damaged file if it is not as it was saved. With `skip_damaged` such checkpoints are
-        named on stderr, put aside as N.damaged, and the newest intact one is taken; there must be one.
+        Raises UserError naming the damaged file if a file differs from what was saved. With `skip_damaged` damaged
+        checkpoints are named on stderr and renamed to N.damaged, and the newest intact one is taken; raises UserError
+        if none is.
         """
         found = from_first(lambda: self._newest(skip_damaged))
         self._done = [s for s in self._done if found is not None and s.step <= found]
@@ -163,7 +166,7 @@ class Checkpoints:
     def _newest(self, skip_damaged: bool) -> int | None:
         for step in sorted((s.step for s in self._done), reverse=True):
             if not (self.folder / str(step)).exists():
-                continue  # removed by hand since
+                continue  # removed by hand in the meantime
             try:
                 verify(self.folder / str(step))
                 return step
@@ -183,11 +186,12 @@ class Checkpoints:
         (self.folder / str(step)).rename(aside)
 
     def facts(self, step: int) -> dict:
-        """What was given to `save` with this step."""
+        """The facts that were given to `save` with this step."""
         return from_first(lambda: saved_facts(self.folder / str(step)))
 
     def restore[State: Named](self, abstract: State, step: int | None = None) -> State:
-        """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
+        """The state at `step` (None: the newest), with the shapes, dtypes and shardings of `abstract`. Raises
+        UserError."""
         path = self.folder / str(self.latest if step is None else step)
         return type(abstract)(**_load(path, _parts(abstract)))
 
@@ -200,10 +204,11 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _saving(self):
-        """A save that failed, now or in the background, becomes one line; complete checkpoints are untouched."""
+        """Turns a failure of this save or of the one in the background into one UserError; complete checkpoints are
+        untouched."""
         try:
             yield
-        except Exception as error:  # tensorstore, orbax and the file system each raise types of their own
+        except Exception as error:  # tensorstore, orbax and the file system each raise their own types
             fix = f"could not be written ({_reason(error)}): free some space or move the run; complete ones are kept"
             raise UserError("checkpoint", str(self.folder), fix) from error
 
@@ -213,7 +218,7 @@ class Checkpoints:
     def __exit__(self, kind, *_):
         if kind is None:
             return self.close()
-        with contextlib.suppress(Exception):  # the other hosts may have failed elsewhere, so they are not waited for
+        with contextlib.suppress(Exception):  # does not wait for the other hosts, which may have failed elsewhere
             if self._pending is not None:
                 self._pending[1].result()
         self._worker.shutdown()
@@ -222,22 +227,23 @@ class Checkpoints:
 def restore_parts(
     folder: Path, wanted: dict[str, Any], owner: dict | None = None, step: int | None = None
 ) -> dict[str, Any]:
-    """Parts of the newest state in a folder of checkpoints, or of that of `step`, as `wanted` has them (abstract arrays
-    by field); the rest, such as the optimizer's moments, stays on disk.
+    """Reads some fields of the newest state in a folder of checkpoints, or of the state at `step`. `wanted` gives the
+    fields as trees of abstract arrays, which set shapes, dtypes and shardings; other fields, such as the optimizer's
+    moments, are not read.
 
-    Only reads: a run that is saving into the folder at the same time is not disturbed.
-    Raises UserError where there is no checkpoint, it is damaged, or of another step or another `owner`.
+    Only reads: a run that is saving into the folder at the same time is not disturbed. Raises UserError if there is no
+    checkpoint, or it is damaged, or of another step or another `owner`.
     """
     return _intact(folder, owner, step, lambda path: _load(path, wanted, partial=True))
 
 
 def check_newest(folder: Path, owner: dict | None = None) -> None:
-    """Raises UserError where `restore_parts` would for the newest state: reads every file and loads none."""
+    """Raises UserError where `restore_parts` would for the newest state. Verifies every file and loads no array."""
     _intact(folder, owner, None, lambda path: None)
 
 
 def _intact[Found](folder: Path, owner: dict | None, step: int | None, use: Callable[[Path], Found]) -> Found:
-    """`use` of a checkpoint after it was verified."""
+    """The result of `use(path)` for a checkpoint that was verified first."""
     parent, folder = Path(folder).parent, Path(folder).resolve()
     while True:
         saved = steps_saved(folder)
@@ -253,12 +259,13 @@ def _intact[Found](folder: Path, owner: dict | None, step: int | None, use: Call
             return use(path)
         except (Damaged, UserError) as error:
             if not os.path.lexists(path):
-                continue  # the run has just replaced it by a newer one
+                continue  # the run has just replaced this checkpoint by a newer one
             raise _damaged(path, error) if isinstance(error, Damaged) else error from error
 
 
 def _parts(state: Named) -> dict[str, Any]:
-    """What is written of a state: all but optional parts that it does not have, as older versions wrote it."""
+    """The fields of a state that are written: all but the optional fields that are empty, as in older versions'
+    checkpoints."""
     defaults = getattr(state, "_field_defaults", {})
     return {name: part for name, part in state._asdict().items() if name not in defaults or jax.tree.leaves(part)}
 
@@ -269,14 +276,15 @@ def _load(path: Path, wanted: dict, partial: bool = False) -> dict:
     try:
         with context:
             return ocp.load(str(path), wanted)
-    except Exception as error:  # orbax and tensorstore raise types of their own
+    except Exception as error:  # orbax and tensorstore raise their own types
         reason = _unlike(path, wanted) or _reason(error)
         fix = f"cannot be read ({reason}): it is of another model, or the code of its scheme has changed"
         raise UserError("checkpoint", str(path), fix) from error
 
 
 def _unlike(path: Path, wanted: dict) -> str:
-    """The first parameter that the file has not, or has in another shape; nothing where that cannot be told."""
+    """Names the first parameter that the checkpoint lacks or has in another shape; empty if its shapes cannot be
+    read."""
     try:
         there = _shapes(ocp.metadata(str(path)).metadata["params"])
     except Exception:  # as above
@@ -305,17 +313,17 @@ def _reason(error: Exception) -> str:
 
 
 def _rewrite_facts(path: Path, facts: dict) -> None:
-    with contextlib.suppress(Damaged, FileNotFoundError):  # removed by hand since
+    with contextlib.suppress(Damaged, FileNotFoundError):  # removed by hand in the meantime
         write_facts(path, facts)
 
 
 def refuse_foreign(path: Path, owner: dict) -> None:
-    """Raises UserError where a checkpoint's manifest names another step than its folder, or another run or other
-    settings than `owner` (where both do: older versions named nothing)."""
+    """Raises UserError if a checkpoint's manifest names another step than its folder, or another run or other settings
+    than `owner`. Only values that both name are compared: older manifests have no owner."""
     try:
         named = read_manifest(path)["owner"]
     except Damaged:
-        return  # told where it is used
+        return  # reported where the checkpoint is used
     if not isinstance(named, dict):
         named = {"step": named}
     settings, own = named.get("config"), owner.get("config", {})
@@ -334,20 +342,21 @@ def refuse_foreign(path: Path, owner: dict) -> None:
 
 
 def saved_facts(path: Path) -> dict:
-    """What was given to `Checkpoints.save` with a checkpoint; nothing where it is damaged or not there."""
-    with contextlib.suppress(Damaged):  # `newest` tells, when it comes to use it
+    """The facts that were given to `Checkpoints.save` with a checkpoint; empty if it is damaged or missing."""
+    with contextlib.suppress(Damaged):  # `newest` reports the damage when it comes to use it
         return read_manifest(path)["facts"]
     return {}
 
 
 def finished(folder: Path, steps: int) -> bool:
-    """Whether a run's last step is saved, and was evaluated: it may have been stopped in between."""
+    """Whether the checkpoint of a run's last step exists and was evaluated: a stop can come between the two."""
     return steps in steps_saved(folder) and saved_facts(folder / str(steps)).get("evaluated", True)
 
 
 def steps_saved(folder: Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, in order; reads names only. Raises UserError for one that is a
-    link, which would be neither this run's nor safe to remove, and where the folder is a link that leads nowhere."""
+    """The steps of the complete checkpoints in a folder, ascending; reads only names. Raises UserError for a
+    checkpoint that is a link (it would be neither this run's nor safe to remove) and if the folder is a link that
+    leads nowhere."""
     if not folder.is_dir():
         if folder.is_symlink() and not folder.exists():
             fix = "is a link that leads nowhere: mount the disk it leads to, or remove the link"
@@ -360,6 +369,6 @@ def steps_saved(folder: Path) -> list[int]:
 
 
 def steps_aside(folder: Path) -> list[int]:
-    """Steps of checkpoints that were found damaged and put aside."""
+    """The steps of the checkpoints that were found damaged and renamed."""
     names = (path.name.removesuffix(DAMAGED) for path in folder.glob(f"*{DAMAGED}"))
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))

@@ -1,6 +1,6 @@
-"""Functions that give all hosts of a run the same result. All hosts must call them, in the same order.
+"""Functions that give all hosts of a run the same result. All hosts must call them in the same order.
 
-No step may be running meanwhile. With one process nothing is sent.
+No training step may be running during a call. With one process nothing is sent.
 """
 
 import json
@@ -22,8 +22,8 @@ class OtherHost(RuntimeError):
 
 
 def together[Result](do: Callable[[], Result]) -> Result:
-    """Calls `do` on every host. If it fails on any, all raise: hosts that failed their own error, the others the error
-    of the first host that failed.
+    """Calls `do` on every host. If it fails on any host, all hosts raise: those on which it failed raise their own
+    error, the others raise the error of the first host on which it failed.
 
     `do` must not itself wait for other hosts.
     """
@@ -61,10 +61,10 @@ def from_first(do: Callable[[], Any]) -> Any:
 
 
 def _exchange(message: Any) -> list[Any]:
-    """The messages (JSON values) of all hosts."""
+    """The messages (JSON values) of all hosts, in the order of the hosts."""
     content = np.frombuffer(json.dumps(message).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(content.size)).reshape(-1)
-    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)  # each size is compiled: few of them
+    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)  # rounded up: each size is compiled
     padded[: content.size] = content
     rows = multihost_utils.process_allgather(padded)
     return [parse_json(row[:size].tobytes(), lenient=True) for row, size in zip(rows, sizes, strict=True)]

@@ -17,14 +17,15 @@ from nagjax.processes import alarm
 from nagjax.train.distributed.hosts_config import HostsConfig
 
 HEARTBEAT = 60  # seconds without a sign of life from a host, after which the others end
-LEAST = 1.0  # seconds, so that hosts which are all there find each other
-SPARE = 60  # seconds that jax would wait for the others longer than this process, which ends by itself
+LEAST = 1.0  # seconds, enough for hosts that are all up to find each other
+SPARE = 60  # seconds that jax waits for the others beyond this process's own deadline, so that this process ends first
 FAREWELL = 20  # seconds that a host waits at its end for the others to end
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """This process's place in the run: all three fields, or none if jax finds them out by itself."""
+    """The arguments of `jax.distributed.initialize` for this process: either all three fields, or none where jax
+    detects them."""
 
     coordinator: str | None = None
     count: int | None = None
@@ -32,7 +33,7 @@ class Place:
 
 
 def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -> Place | None:
-    """The arguments of `jax.distributed`; None for a run of one process.
+    """Finds this process's `Place`; None for a run of one process.
 
     Sources, in this order: the options, or COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID (JOB_COMPLETION_INDEX in a
     Kubernetes indexed job); SLURM, with one process per task; Cloud TPU, on Compute Engine or GKE, with one slice or
@@ -103,9 +104,9 @@ def _spelled_out(coordinator: _Given | None, count: _Given | None, index: _Given
 def connect(config: HostsConfig) -> None:
     """Connects to the other hosts, if there are any. Must be called before jax looks for devices.
 
-    If a host dies the others end too, within `HEARTBEAT` seconds, so that the launcher can restart all of them. Raises
+    If a host dies, the others end too, within `HEARTBEAT` seconds, so that the launcher can restart all of them. Raises
     UserError if the environment is incomplete, or if process 0, whose address was given, cannot be reached within
-    `timeout` seconds; ends the process with code 2 if another one does not come in this time.
+    `timeout` seconds. Ends the process with exit code 2 if another process does not connect in this time.
     """
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:
@@ -128,7 +129,7 @@ def connect(config: HostsConfig) -> None:
         raise _not_found(place.coordinator, config, error) from error
     if _alone_on_its_node(os.environ) and not os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         for visible in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
-            jax.config.update(visible, "all")  # jax has taken the GPU of the task's number on its node: the first
+            jax.config.update(visible, "all")  # jax saw only GPU 0, the task's number on its node
 
 
 def _alone_on_its_node(environment: Mapping[str, str]) -> bool:
@@ -137,7 +138,8 @@ def _alone_on_its_node(environment: Mapping[str, str]) -> bool:
 
 
 def _end(config: HostsConfig, place: Place) -> None:
-    """Ends the process with one line. XLA would abort it with a stack trace, and raise nothing."""
+    """Ends the process with a one-line message. XLA would not raise an error but abort the process with a stack
+    trace."""
     every = "all" if place.count is None else f"all {place.count}"
     port = f"open {place.coordinator} to all" if place.coordinator else "open their ports"
     fix = (
@@ -149,10 +151,10 @@ def _end(config: HostsConfig, place: Place) -> None:
 
 
 def _wait_for_first(coordinator: str, config: HostsConfig, deadline: float) -> None:
-    """Waits until process 0 listens, at most until the deadline of the monotonic clock: jax itself would end the
-    process with a stack trace."""
+    """Waits until process 0 listens, at most until `deadline` (seconds of `time.monotonic`). Without this wait jax
+    would end the process with a stack trace."""
     host, _, port = coordinator.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")  # around the colons of IPv6
+    host = host.removeprefix("[").removesuffix("]")  # an IPv6 address stands in brackets
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=5).close()
@@ -171,8 +173,8 @@ def _not_found(coordinator: str | None, config: HostsConfig, error: Exception) -
 
 
 def _on_cloud_tpu() -> bool:
-    """Whether this is a Cloud TPU: importing jax sets TPU_SKIP_MDS_QUERY if there is no TPU chip. GKE sets it in every
-    pod, and beside it where the hosts of a slice are, if there are several."""
+    """Whether this is a Cloud TPU. Importing jax sets TPU_SKIP_MDS_QUERY if there is no TPU chip. GKE sets it in every
+    pod, and where a slice has several hosts GKE sets their addresses beside it."""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     if wanted and "tpu" not in wanted.split(","):
         return False

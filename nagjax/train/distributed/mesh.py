@@ -24,15 +24,15 @@ SHARDING_RULES = {
 }
 
 BATCH = SHARDING_RULES["batch"]
-AXES = ("data", "fsdp", "expert", "tensor", "sequence")  # those of the batch first
-PLATFORM_OF = {  # of implementations that run on one alone
+AXES = ("data", "fsdp", "expert", "tensor", "sequence")  # the axes that split the batch come first
+PLATFORM_OF = {  # implementations that run on one platform only
     "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "mosaic_gpu": "gpu", "triton": "gpu"},
     "attention": {"splash": "tpu", "cudnn": "gpu", "tokamax": "gpu"},
 }
 
 
 def make_mesh(config: MeshConfig, devices=None) -> Mesh:
-    """A mesh with Auto axes `AXES` over `devices` (default: all)."""
+    """A mesh with the axes `AXES`, all of type Auto, over `devices` (default: all)."""
     devices = list(jax.devices() if devices is None else devices)
     model = config.fsdp * config.expert * config.tensor * config.sequence
     data = config.data or max(len(devices) // model, 1)
@@ -47,7 +47,7 @@ def make_mesh(config: MeshConfig, devices=None) -> Mesh:
 
 
 def local_devices(count: int) -> list[jax.Device]:
-    """The first devices of this machine, so many. Raises UserError where it has fewer."""
+    """The first `count` devices of this machine. Raises UserError if it has fewer."""
     there = jax.local_devices()
     if count > len(there):
         raise UserError("devices", count, f"this machine has {len(there)}")
@@ -55,12 +55,12 @@ def local_devices(count: int) -> list[jax.Device]:
 
 
 def batch_parts(shape: Mapping[str, int]) -> int:
-    """How many parts the sequences of a batch are split into on a mesh of this shape."""
+    """The number of parts that a mesh of this shape splits a batch's sequences into."""
     return math.prod(shape[axis] for axis in BATCH)
 
 
 def check_rows(batch: int, accumulate: int, shape: Mapping[str, int]) -> None:
-    """Raises UserError if the parts of a batch cannot be split over the mesh's batch axes."""
+    """Raises UserError if the batch, or each of its `accumulate` parts, does not divide over the mesh's batch axes."""
     shards = batch_parts(shape)
     if batch // accumulate % shards:
         fitting = max(batch // accumulate // shards, 1) * shards * accumulate
@@ -69,7 +69,7 @@ def check_rows(batch: int, accumulate: int, shape: Mapping[str, int]) -> None:
 
 
 def check_devices(batch: int, shape: Mapping[str, int]) -> None:
-    """Raises UserError if a finished run's batches cannot be split over the devices that it was opened on."""
+    """Raises UserError if the batch of a finished run does not divide over the devices on which the run is opened."""
     if batch % (parts := batch_parts(shape)):
         fitting = next(count for count in range(parts, 0, -1) if batch % count == 0)
         raise UserError(
@@ -78,7 +78,7 @@ def check_devices(batch: int, shape: Mapping[str, int]) -> None:
 
 
 def check_platform(model: ModelConfig, there: str) -> None:
-    """Raises UserError for an implementation that was chosen by name and does not run on this platform."""
+    """Raises UserError if an implementation was chosen by name that does not run on the platform `there`."""
     for field, platforms in PLATFORM_OF.items():
         value = getattr(model, field)
         needed = platforms.get(value, there)
@@ -87,7 +87,7 @@ def check_platform(model: ModelConfig, there: str) -> None:
 
 
 def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
-    """Raises UserError if the tokens of a sequence cannot be split over the mesh's `sequence` axis."""
+    """Raises UserError if the mesh's `sequence` axis cannot split the tokens of a sequence."""
     parts = shape["sequence"]
     if parts == 1:
         return
@@ -103,7 +103,7 @@ def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
 
 
 def check_experts(model: ModelConfig, shape: Mapping[str, int]) -> None:
-    """Raises UserError if the model's experts cannot be split over the mesh."""
+    """Raises UserError if the mesh cannot split the model's experts."""
     parts, moe = shape["expert"], model.moe
     if parts > 1 and (not moe.experts or moe.experts % parts):
         fix = (
@@ -116,7 +116,7 @@ def check_experts(model: ModelConfig, shape: Mapping[str, int]) -> None:
 
 
 def batch_share(mesh: Mesh) -> dict[str, int]:
-    """The part of a batch that this process loads, and the number of parts: `process_index` and `process_count`.
+    """The part of a batch that this process loads and the number of parts, as `process_index` and `process_count`.
 
     Hosts that hold the same sequences (because a tensor or sequence axis crosses hosts) load the same part. Raises
     UserError if the hosts' parts differ in size, or if a host has no device in the mesh.
@@ -144,8 +144,8 @@ def batch_share(mesh: Mesh) -> dict[str, int]:
 
 
 def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> NamedSharding:
-    """Sharding of one parameter by its logical axes. Leading axes from stacking are not split, nor is a dimension that
-    is not divisible by its mesh axis."""
+    """The sharding of a parameter of this shape by the logical names of its last axes. Leading axes that come from
+    stacking are not split, nor is a dimension whose size its mesh axis does not divide."""
     axes = (None,) * (len(shape) - len(axes)) + tuple(axes)
     names = [SHARDING_RULES.get(axis) for axis in axes]
     spec = [
@@ -156,12 +156,13 @@ def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> Named
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of a batch: the leading dimension is split over the batch axes, tokens are not split."""
+    """The sharding of a batch: the batch axes split the leading dimension, and nothing splits the tokens."""
     return NamedSharding(mesh, P(BATCH))
 
 
 def row_axes(mesh: Mesh) -> P:
-    """The mesh axes that split activations [B, T, ...], and so the rows that kernels work on."""
+    """The mesh axes that split activations [B, T, ...] by batch and tokens, and so split the rows that kernels work
+    on."""
     return P(BATCH, SHARDING_RULES["tokens"]) if mesh.shape["sequence"] > 1 else P(BATCH)
 
 
@@ -170,5 +171,5 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def pin_rows(mesh: Mesh):
-    """A function that keeps activations [B, T, ...] between blocks split over batch and tokens only."""
+    """A function that constrains activations [B, T, ...] between blocks to be split over batch and tokens only."""
     return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, row_axes(mesh)))

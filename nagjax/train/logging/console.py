@@ -6,14 +6,14 @@ import time
 
 from nagjax.console import clock, write
 
-UNSETTLED = 2  # first steps, which may compile something
+UNSETTLED = 2  # first steps, which may include compilation
 
 
 class ProgressLine:
-    """Shows step, loss, what the last evaluation found, speed and time left: in place on a terminal, elsewhere as
-    a line every few seconds.
+    """Shows step, loss, the results of the last evaluation, speed and time left: on a terminal in place, elsewhere as a
+    line every few seconds.
 
-    Speed and time left are measured without the first steps, so that compiling does not count.
+    Speed and time left leave out the first steps, so that compilation does not count.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class ProgressLine:
         self.label, self.steps, self.start, self.tokens_per_step = label, steps, start, tokens_per_step
         self.every, self.stream, self.quiet = every, stream or sys.stderr, quiet
         self.live, self.shown = self.stream.isatty(), time.monotonic()
-        self.origin: tuple[int, float] | None = None  # a step, and the time at which it was done
+        self.origin: tuple[int, float] | None = None  # the first step timed, and when it was done
         self.found = ""
 
     def evaluated(self, step: int, loss: float, answers: dict[str, float]) -> None:
-        """Takes the validation loss, and of every task the first score, to be shown from now on; after the last step at
-        once."""
+        """Takes the validation loss (nats per token) and the first score of every task, which are shown from now on;
+        after the last step, shown at once."""
         first = {name.partition("/")[0]: (name, score) for name, score in reversed(answers.items())}
         scores = [("validation", loss), *reversed(first.values())]
         self.found = "".join(f"  {name} {score:.4f}" for name, score in scores)

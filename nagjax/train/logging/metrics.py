@@ -1,4 +1,4 @@
-"""Writers of a run's metrics: JSON lines always, TensorBoard and Weights & Biases if asked for."""
+"""Writers of a run's metrics: always JSON lines, on request also TensorBoard and Weights & Biases."""
 
 import importlib
 import uuid
@@ -23,7 +23,7 @@ MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
 def check_log(log: Sequence[str]) -> None:
-    """Raises UserError on the first host, which writes, for what is not installed there."""
+    """Raises UserError if a requested writer is not installed on the first host, which does the writing."""
     for name in log if jax.process_index() == 0 else ():
         _imported(name)
 
@@ -36,14 +36,16 @@ def _imported(name: str) -> Any:
 
 
 class TensorBoard:
-    """A run that goes on from a step begins a file that says so: TensorBoard hides what older ones have after it."""
+    """Writes TensorBoard event files. A run that continues from a step begins a file that says so, and TensorBoard then
+    hides what older files have after that step."""
 
     def __init__(self, folder: Path, step: int):
         self._folder, self._files = folder / TENSORBOARD, 0
         self._open(step)
 
     def _open(self, step: int) -> None:
-        # Files are named by the second in which they begin, so a rewind soon after would write over its own.
+        # The names contain the second in which a file is begun: without a suffix, a rewind within it would overwrite a
+        # file.
         after, suffix = step + 1 if step else 0, f".{self._files}"
         make = _imported("tensorboard").SummaryWriter
         self._writer = make(str(self._folder), purge_step=after, filename_suffix=suffix)
@@ -62,12 +64,13 @@ class TensorBoard:
 
 
 class Wandb:
-    """The training's step is a value of every record and the axis of its charts. W&B's own step must not fall, and it
-    would drop whatever a rewound or resumed run logs until it is further than before. What it has, it keeps."""
+    """Writes to Weights & Biases. The training step is logged as a value, and set as the x axis of the charts. W&B's
+    own step cannot serve: it must not decrease, so W&B would drop what a rewound or resumed run logs until it passes
+    the old step. Records from before a rewind stay in W&B."""
 
     def __init__(self, folder: Path, config: dict):
         wandb = _imported("wandb")
-        name = folder / WANDB_ID  # the same run goes on after a resume
+        name = folder / WANDB_ID  # holds the W&B run's id, so that a resume continues the same run
         if not has_file(name):
             write_text(name, uuid.uuid4().hex)
         options = {"name": folder.name, "dir": str(folder), "config": config}
@@ -88,8 +91,8 @@ class Wandb:
 
 
 class Writers:
-    """All of a run's writers as one. `check` is called before every record is written, and raises where none may be;
-    `callback` is called with every record after it was."""
+    """All of a run's writers as one. `check` is called before every record is written, and raises if none may be
+    written; `callback` is called with every record after it was written."""
 
     def __init__(
         self,
@@ -101,9 +104,9 @@ class Writers:
         callback: Callable[[dict], None] | None = None,
         check: Callable[[], None] | None = None,
     ):
-        self._writers: list[Any] = []  # with `write`, which takes a record (`kind`, `step`, values), `rewind`, `close`
+        self._writers: list[Any] = []  # each with `write(record)` (`kind`, `step`, values), `rewind` and `close`
         self._check = check
-        self._callback = callback  # on all hosts, so that it may compute with what is spread over them
+        self._callback = callback  # called on all hosts, so that it may compute with arrays that are spread over them
         self._lines: JsonLines | None = None
         if jax.process_index() == 0:  # only the first host writes
             if "tensorboard" in log:
@@ -123,12 +126,13 @@ class Writers:
             self._callback(record)
 
     def rewind(self, step: int, owed: bool) -> None:
-        """Goes back to `step`: later records leave the JSON lines, except events, and are hidden in TensorBoard."""
+        """Goes back to `step`: later records are removed from the JSON lines, except events, and hidden in
+        TensorBoard."""
         for writer in self._writers:
             writer.rewind(step, owed)
 
     def sync(self) -> None:
-        """Makes sure that the JSON lines are on disk."""
+        """Syncs the JSON lines to disk."""
         if self._lines:
             self._lines.sync()
 

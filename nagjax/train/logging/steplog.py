@@ -1,4 +1,4 @@
-"""Metrics of steps, read one step late, so that the devices never wait for the host."""
+"""Logs the metrics of each step one step late, so that the devices never wait for the host."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ class BadStep:
 
 
 class StepLog:
-    """Takes the metrics of each step when it is dispatched, and then writes those of the step before."""
+    """Takes the metrics of each step when it is dispatched, and writes those of the step before it."""
 
     def __init__(self, writers: Writers, line: ProgressLine, tokens_per_step: int, facts: dict, watchdog: Watchdog):
         self.writers, self.line, self.tokens_per_step, self.watchdog = writers, line, tokens_per_step, watchdog
@@ -47,22 +47,23 @@ class StepLog:
         self.clock = time.perf_counter()
 
     def add(self, step: int, metrics: StepMetrics) -> list[BadStep]:
-        """Takes the metrics of a step that was just dispatched, and writes those of the previous one."""
+        """Takes the metrics of a step that was just dispatched, writes those of the previous step, and returns that
+        step if bad."""
         bad = self.flush()
         self.pending.append((step, metrics))
         self.watchdog.watch(step)
         return bad
 
     def forget(self) -> None:
-        """Drops the pending steps, which will be done again."""
+        """Drops the pending steps, because they will be done again."""
         self.pending.clear()
 
     def pause(self) -> None:
-        """Tells the watchdog that something other than a step begins."""
+        """Tells the watchdog that something other than a step begins, such as an evaluation."""
         self.watchdog.pause()
 
     def restart_clock(self) -> None:
-        """Restarts the clock, so that the time since the last step does not count for the next one."""
+        """Restarts the clock, so that the time spent since the last step does not count towards the next one."""
         self.clock = time.perf_counter()
 
     def flush(self) -> list[BadStep]:

@@ -1,9 +1,10 @@
-"""Judges each step on the device: a bad step changes nothing but the step count and the guard.
+"""Judges each step on the device. A bad step changes nothing but the step count and the guard.
 
-A step is bad if its loss or the norm of its gradient is not finite, or if its loss is a spike: above the median of the
-last `WINDOW` good losses by more than `spike` times their robust deviation, which is 1.4826 times the median distance
-from the median (a normal distribution's standard deviation), and at least 1% of the median. Nothing is a spike before
-the window is full. A step without a counted target teaches nothing: neither bad nor good, it changes the step count.
+A step is bad if its loss or the norm of its gradient is not finite, or if its loss is a spike. The loss is a spike if
+it exceeds the median of the last `WINDOW` good losses by more than `spike` robust deviations. The robust deviation is
+1.4826 times the median distance from the median (for a normal distribution, its standard deviation), and at least 1% of
+the median. Nothing is a spike before the window is full. A step without a counted target teaches nothing and is neither
+bad nor good: it changes only the step count.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 WINDOW = 64
-LEAST_DEVIATION = 0.01  # of the median: the measured deviation of a nearly constant loss would be too small
+LEAST_DEVIATION = 0.01  # as a share of the median: the measured deviation of a nearly constant loss would be too small
 
 Tree = Any
 
@@ -31,7 +32,8 @@ def new_guard() -> Guard:
 
 
 def is_good(guard: Guard, loss: Float[Array, ""], grad_norm: Float[Array, ""], spike: float) -> Bool[Array, ""]:
-    """Whether the step with this loss and gradient norm may change the state. `spike` 0: only NaN and inf are bad."""
+    """Whether a step with this loss (nats) and gradient norm may change the state. With `spike` 0 only NaN and inf are
+    bad."""
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if spike:
         good &= ~(loss > spike_limit(guard.losses, spike))  # the limit is NaN until the window is full
@@ -39,7 +41,7 @@ def is_good(guard: Guard, loss: Float[Array, ""], grad_norm: Float[Array, ""], s
 
 
 def spike_limit(losses: Float[Array, "W"], spike: float) -> Float[Array, ""]:
-    """The highest loss that is not a spike; NaN if the window contains a NaN."""
+    """The highest loss (nats) that is not a spike; NaN if the window contains a NaN."""
     middle = jnp.median(losses)
     deviation = 1.4826 * jnp.median(jnp.abs(losses - middle))
     return middle + spike * jnp.maximum(deviation, LEAST_DEVIATION * jnp.abs(middle))
@@ -54,8 +56,8 @@ def remember(guard: Guard, good: Bool[Array, ""], loss: Float[Array, ""]) -> Gua
 def guarded(
     old: Tree, new: Tree, loss: Float[Array, ""], grad_norm: Float[Array, ""], count: Float[Array, ""], spike: float
 ) -> Tree:
-    """The state after a step: all of `new`; after a bad step `old`, with only the step and the guard moved on; after
-    one with a `count` of 0 targets, with only the step moved on."""
+    """The state after a step: `new` after a good step; after a bad one `old` with only the step and the guard updated;
+    after a step whose `count` of targets is 0, `old` with only the step updated."""
     good, empty = is_good(old.guard, loss, grad_norm, spike), count == 0
     guard = optax.tree.where(empty, old.guard, remember(old.guard, good, loss))
     return optax.tree.where(good & ~empty, new, old)._replace(step=new.step, guard=guard)

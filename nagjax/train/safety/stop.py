@@ -14,27 +14,28 @@ import jax
 from nagjax.console import note
 from nagjax.errors import Preempted
 
-GRACE = 5.0  # seconds in which a loop that has nothing to save yet may answer by itself
-REPEAT = 2.0  # seconds in which a signal that comes again is the same request, sent to the process and to its group
+GRACE = 5.0  # seconds in which a loop that has nothing to save yet may stop by itself
+REPEAT = 2.0  # seconds in which a repeated signal is the same request, sent to both process and group
 
 
 class Interrupted(Exception):
-    """A stop was requested during something that will be done again after the resume."""
+    """A stop was requested during work that will be done again after the resume."""
 
 
 class Stopper:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into a request; the same one again, `REPEAT` seconds later or more,
-    ends the process at once (SIGINT, which Python answers, when the step has returned), and what was not saved is lost.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request. The same signal again, `REPEAT` seconds later or more,
+    ends the process at once, and what was not saved is lost. (Python handles SIGINT only once the running step has
+    returned.)
 
-    Clusters announce a preemption with SIGTERM, and a terminal that closes sends SIGHUP, which is left alone where it
-    is ignored (nohup): once the state is on disk the request is met, so the exit code is 0. If only one of several
-    hosts gets a signal, all stop after the same step: `signal` is what this host received, `asked` is what all hosts
-    know of, and `leave` answers it.
+    Clusters announce a preemption with SIGTERM, and a terminal that closes sends SIGHUP, which is left alone if it is
+    ignored (nohup). For both the exit code is 0, because the request is met once the state is on disk. If only one of
+    several hosts gets a signal, all stop after the same step: `signal` is what this host received, `asked` is what all
+    hosts know of, and `leave` answers it.
 
-    Until the first step is done (`settled`) there is nothing to save, and compiling may not return to Python for
+    Until the first step is done (`settled`) there is nothing to save, and compilation may not return to Python for
     minutes. During that time a thread, which learns of the signal at once, ends the process after `GRACE` seconds.
 
-    Python lets only the main thread handle signals: in another one they are left to whoever handles them.
+    Python lets only the main thread handle signals. If this is made in another thread, it handles none.
     """
 
     def __enter__(self):
@@ -57,11 +58,12 @@ class Stopper:
         threading.Thread(target=self._answer_at_once, args=[read], name="stopper", daemon=True).start()
 
     def _answer_at_once(self, read: int) -> None:
-        """Tells that a request was heard, and ends the process where the main thread cannot. Runs in the thread."""
-        came: dict[int, float] = {}  # when each signal came first
-        heard = 0  # the request that was not answered yet
+        """Reports that a request was received, and ends the process where the main thread cannot. Runs in the
+        thread."""
+        came: dict[int, float] = {}  # when each signal first came
+        heard = 0  # the request not answered yet
         with os.fdopen(read, "rb", buffering=0) as signals:
-            waiting = select.poll()  # unlike select.select it takes any descriptor
+            waiting = select.poll()  # unlike select.select it takes descriptors of any number
             waiting.register(signals, select.POLLIN)
             while True:
                 if waiting.poll(50 if heard else None):
@@ -109,7 +111,7 @@ class Stopper:
             raise Interrupted
 
     def leave(self, step: int, complete: bool = False) -> None:
-        """Raises Preempted or KeyboardInterrupt, according to the signal; call it when everything is on disk."""
+        """Raises KeyboardInterrupt after SIGINT, else Preempted. Call it once everything is on disk."""
         number = self.asked or self.signal
         if number in (signal.SIGTERM, signal.SIGHUP):
             if jax.process_index() == 0:
@@ -122,6 +124,6 @@ class Stopper:
 
 def _end_now(number: int, code: int, how: str) -> None:
     note(f"\nstopped {how} ({signal.Signals(number).name}); the same command goes on")
-    for child in multiprocessing.active_children():  # the workers that make batches
+    for child in multiprocessing.active_children():  # the data workers
         child.kill()
     os._exit(code)

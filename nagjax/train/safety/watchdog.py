@@ -1,4 +1,4 @@
-"""Shows where a run hangs: the stacks of all threads, when a step takes far longer than the steps before it."""
+"""Shows where a run hangs: records the stacks of all threads when a step takes far longer than the steps before it."""
 
 import collections
 import faulthandler
@@ -13,11 +13,11 @@ from nagjax.console import write
 
 
 class Watchdog:
-    """Prints a line when a step takes `FACTOR` times the median of the last `WINDOW` steps, once for each such step,
-    and appends the stacks of all threads to the file `stacks`.
+    """If a step takes `FACTOR` times the median of the last `WINDOW` steps, prints one line, and appends the stacks of
+    all threads to the file `stacks`; once for each such step.
 
     A separate thread watches the clock; the loop only tells it when a step begins and how long the last one took. Steps
-    under `least` seconds are never reported, and nothing is reported before `ENOUGH` steps were seen.
+    shorter than `least` seconds are never reported, and nothing is reported before `ENOUGH` steps were timed.
     """
 
     FACTOR, WINDOW, ENOUGH, LOOK = 10, 100, 5, 0.1
@@ -25,7 +25,7 @@ class Watchdog:
     def __init__(self, stacks: Path, least: float = 5.0, stream=None):
         self.stacks, self.least, self.stream = stacks, least, stream or sys.__stderr__ or sys.stderr
         self._seconds: collections.deque[float] = collections.deque(maxlen=self.WINDOW)
-        self._watched: tuple[int, float, float] | None = None  # step, when it began, the usual seconds
+        self._watched: tuple[int, float, float] | None = None  # step, when it began, the usual duration in seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
@@ -50,7 +50,7 @@ class Watchdog:
                 continue
             step, began, usual = watched
             if (seconds := time.monotonic() - began) >= max(self.FACTOR * usual, self.least):
-                reported = watched  # once is enough
+                reported = watched  # each step is reported once
                 self._report(step, seconds, usual)
 
     def _report(self, step: int, seconds: float, usual: float) -> None:
