@@ -323,8 +323,8 @@ def _difference(old: dict, new: dict) -> str:
     if "order" not in old:
         new = {field: _hub_first(value) if field in _INPUTS else value for field, value in new.items()}
         del new["order"]
-    for field in new:
-        was, now = old.get(field), new[field]
+    for field, now in ({"template": None} | new).items():  # a request for text has none
+        was = old.get(field)
         if field not in _INPUTS:
             if was != now:
                 return f"{field} was {was!r} and is now {now!r}"

@@ -15,4 +15,6 @@ def scaled(value: float, unit: str = "") -> str:
 
 
 def milliseconds(seconds: float) -> str:
+    if seconds >= 999.5:  # three digits of more would be an exponent
+        return f"{seconds:,.0f} s"
     return f"{seconds * 1e3:,.3g} ms" if seconds < 0.9995 else f"{seconds:,.3g} s"

@@ -36,16 +36,20 @@ def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
     corpora = [("the corpus", 1.0, corpus)]
     if isinstance(corpus, Mixture):
         corpora = list(zip(corpus.names, corpus.shares, corpus.corpora, strict=True))
-        told = (f"{name} {share:.1%} ({share * rows / one.rows(context):.2g} times)" for name, share, one in corpora)
+        told = (f"{name} {share:.1%} ({_times(share * rows / one.rows(context))})" for name, share, one in corpora)
         say(f"of the rows: {', '.join(told)}")
     else:
-        say(f"text: {config.data.path}, {corpus.token_count:,} tokens, read {rows / corpus.rows(context):.2g} times")
+        say(f"text: {config.data.path}, {corpus.token_count:,} tokens, read {_times(rows / corpus.rows(context))}")
     if config.data.rows != "packed":
         waste = [(name, *one.waste(context)) for name, _, one in corpora]
         told = (f"{padding:.1%} of {name} is padding, {cut:.1%} of its tokens cut off" for name, padding, cut in waste)
         say(f"{'a document a row' if config.data.rows == 'document' else 'whole documents'}: {'; '.join(told)}")
     for option, why in unused(blueprint).items():
         note(f"nagjax: --{option.replace('_', '-')} has no effect: {why}")
+
+
+def _times(count: float) -> str:
+    return f"{count:.2g} times" if count < 99.5 else f"{count:,.0f} times"
 
 
 def check_memory(blueprint: Blueprint) -> None:

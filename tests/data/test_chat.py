@@ -183,6 +183,8 @@ def test_a_corpus_of_conversations(tmp_path):
     assert prepare([file], tmp_path / "out", **given) == manifest and manifest.dtype == "<i4"
     with pytest.raises(UserError, match="another corpus"):
         prepare([file], tmp_path / "out", validation=0.5, field="prompt")
+    with pytest.raises(UserError, match="another corpus.*template was"):
+        prepare([file], tmp_path / "out", validation=0.5, field="messages")
     found = {split: open_dataset(DataConfig(str(tmp_path / "out")), split=split) for split in ("train", "validation")}
     assert sum(dataset.document_count for dataset in found.values()) == 21
     texts, answers = [], []

@@ -38,6 +38,7 @@ def test_units():
     assert gigabytes(2**30) == "1.00 GiB" and gigabytes(2**20) == "1.0 MiB"
     assert scaled(1.5e12, "FLOP") == "1.5 TFLOP" and scaled(12) == "12" and scaled(2e3) == "2 k"
     assert scaled(999.6e9, "B") == "1 TB" and milliseconds(0.9996) == "1 s"
+    assert milliseconds(999.4) == "999 s" and milliseconds(999.6) == "1,000 s" and milliseconds(12_345) == "12,345 s"
     assert milliseconds(0.0123) == "12.3 ms" and milliseconds(2) == "2 s"
 
 
