@@ -33,8 +33,8 @@ _CALLS |= dict.fromkeys(("fit", "log", "table", "plot", "depth_map", "skip_curve
 
 
 def __getattr__(name: str):
-    """All the calls, the module of every scheme (`nagjax.NAG`) and the packages, imported when they are first asked
-    for: `import nagjax` alone does not import jax."""
+    """Gives the calls, the module of every scheme (`nagjax.NAG`) and the packages. Each is imported at its first use,
+    so that `import nagjax` alone does not import jax."""
     import importlib.util
 
     if name in _CALLS:
@@ -60,7 +60,8 @@ def _schemes() -> dict:
 
 
 def _calls() -> list[str]:
-    """Every name, with the schemes' as the stub lists them: to list them imports no jax either."""
+    """All public names. The schemes' names are read from the stub file, so that listing them does not import jax
+    either."""
     import re
     from pathlib import Path
 

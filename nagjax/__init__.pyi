@@ -154,8 +154,8 @@ class DenseFormer(Residual):
 class DepthScaled(Residual):
     """
     `h <- h + f_l(RMSNorm_l(h))`; the output projections of block b = 1, 2, ... start at 1/sqrt(2 b) of their usual
-    scale. The depth-scaled initialisation that arXiv:2502.05795 compares with (Table 6), after Zhang, Titov & Sennrich
-    2019, arXiv:1908.11365, who scale all matrices of a block by 1/sqrt(b).
+    scale. This is the depth-scaled initialisation that arXiv:2502.05795 compares with (Table 6), after Zhang, Titov &
+    Sennrich 2019, arXiv:1908.11365, who scale all matrices of a block by 1/sqrt(b).
     """
 
     Scheme: ClassVar[type[_DepthScaled]]
@@ -172,9 +172,9 @@ class DepthScaled(Residual):
 class Highway(Residual):
     """
     `r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
-    arXiv:2606.31859 compares Review Residuals. There gates decay as all parameters do; here not, unless `--decay` names
-    them. W starts with a standard deviation of 0.02, as there, at every width and under every parametrization: what it
-    makes of a state of unit size is 0.02 sqrt(D).
+    arXiv:2606.31859 compares Review Residuals. That paper decays the gates as it decays all parameters; here gates do
+    not decay, unless `--decay` names them. W starts with the paper's standard deviation of 0.02 at every width and
+    under every parametrization, so that W h has standard deviation 0.02 sqrt(D) for a state of unit RMS.
     """
 
     Scheme: ClassVar[type[_Highway]]
@@ -350,7 +350,8 @@ class NAG(Residual):
 
 class NAGHarmonic(Residual):
     """
-    NAG with `alpha_l = 1/l` at the start, for 1/sqrt(l) in its source, Figliolia & Millidge 2026, arXiv:2606.16112.
+    NAG with `alpha_l = 1/l` at the start instead of 1/sqrt(l) as in its source, Figliolia & Millidge 2026,
+    arXiv:2606.16112.
     """
 
     Scheme: ClassVar[type[_NAGHarmonic]]
@@ -369,8 +370,8 @@ class NAGHarmonic(Residual):
 
 class NGPT(Residual):
     """
-    `h <- Norm(h + abs(alpha_l) (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows
-    w_v.
+    `h <- Norm(h + abs(alpha_l) (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>` with h and rows w_v
+    of unit length.
     """
 
     Scheme: ClassVar[type[_NGPT]]
@@ -424,8 +425,8 @@ class Parallel(Residual):
 
 class PeriLN(Residual):
     """
-    `h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, `unit(x) = x / rms(x)`. Kim et
-    al. 2025, arXiv:2502.02732.
+    `h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, `unit(x) = x / rms(x)`. Kim et al.
+    2025, arXiv:2502.02732.
     """
 
     Scheme: ClassVar[type[_PeriLN]]
@@ -564,7 +565,7 @@ class ReZeroPreNorm(Residual):
     """
     `h <- h + a_l f_l(h / rms(h))`, a_l a learned number per sublayer, 0 at the start; the head reads h, without a
     norm. The gates are from Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch from Xiong et al. 2020,
-    arXiv:2002.04745; the head without a norm is this project's.
+    arXiv:2002.04745; the head without a norm is this project's choice.
     """
 
     Scheme: ClassVar[type[_ReZeroPreNorm]]
@@ -582,7 +583,8 @@ class ReZeroPreNorm(Residual):
 class Sandwich(Residual):
     """
     `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, and a final norm. Ding et al. 2021 (CogView), arXiv:2105.13290,
-    with RMSNorm in place of LayerNorm. The outer norm comes before the addition; its gain starts at 1.
+    with RMSNorm in place of LayerNorm. The norm on a branch's output is applied before the addition; its gain starts at
+    1.
     """
 
     Scheme: ClassVar[type[_Sandwich]]

@@ -1,8 +1,8 @@
-"""Functions as commands: the options of a function or a dataclass, read from arguments, and their help.
+"""Functions as commands: reads the options of a function or a dataclass from arguments, and makes their help.
 
-A parameter's type and range are its annotation, its text is its line under `Args:` in the docstring (of a dataclass's
-field: its comment). A dataclass as a parameter stands for its fields, `--NAME.FIELD`. Names have dots and underscores
-in Python and in errors, dashes on the command line.
+A parameter's type and range are its annotation. Its text is its line under `Args:` in the docstring; for a field of a
+dataclass it is the field's comment. A dataclass as a parameter stands for its fields, `--NAME.FIELD`. Names have dots
+and underscores in Python and in errors, dashes on the command line.
 """
 
 import argparse
@@ -26,10 +26,10 @@ READABLE = (bool, int, float, str, Path)
 
 
 class Given(dict[str, Any]):
-    """Of a parameter: the options that were given, by name."""
+    """Type of a parameter that receives the options that were given, by name."""
 
     def refuse(self, names: Iterable[str], fix: str) -> None:
-        """Raises UserError for the first of these options that was given: it would have no effect."""
+        """Raises UserError for the first of these options that was given, because it would have no effect."""
         for name in names:
             if name in self:
                 value = self[name]
@@ -37,12 +37,12 @@ class Given(dict[str, Any]):
 
 
 class Rest(tuple):
-    """Of a parameter: the arguments behind `--`."""
+    """Type of a parameter that receives the arguments after `--`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option; `default` is REQUIRED where it has to be given."""
+    """One option; `default` is REQUIRED if it must be given."""
 
     name: str
     hint: Any
@@ -56,7 +56,7 @@ class Option:
 
     @property
     def kind(self) -> Any:
-        """The type of a value, of each where there may be several."""
+        """The type of a value; of each value if there may be several."""
         kind = unwrapped(self.hint)[0]
         return typing.get_args(kind)[0] if self.several else kind
 
@@ -71,7 +71,7 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """As on the command line; a switch has two, the second turns it off."""
+        """The flags of the command line. A switch has two, the second of which turns it off."""
         if self.positional:
             return ()
         name = self.name.replace("_", "-")
@@ -89,7 +89,7 @@ class Option:
 
     @property
     def signature(self) -> str:
-        """The flags and what follows them."""
+        """The first flag and a placeholder for its value; for a switch both flags; for a positional option its name."""
         kind = unwrapped(self.kind)[0]
         names = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
         value = "|".join(self.choices) or names.get(kind, "VALUE")
@@ -105,7 +105,7 @@ def _shown(value: Any) -> str:
 
 
 def expanded(field: Field, prefix: str = "", group: str = "") -> list[Option]:
-    """A field as options: one, or those of the dataclass it holds."""
+    """The options of a field: one, or those of the dataclass that it holds. A hidden field has none."""
     if typing.get_origin(field.hint) is Annotated and HIDDEN in field.hint.__metadata__:
         return []
     if dataclasses.is_dataclass(field.hint):
@@ -115,7 +115,7 @@ def expanded(field: Field, prefix: str = "", group: str = "") -> list[Option]:
 
 
 def options_of(cls: type) -> list[Option]:
-    """A dataclass's fields as options, without those that hold what one word cannot say."""
+    """A dataclass's fields as options, without fields whose value cannot be given as one word."""
     options = [option for field in fields_of(cls) for option in expanded(field)]
     return [option for option in options if option.choices or unwrapped(option.kind)[0] in READABLE]
 
@@ -131,14 +131,14 @@ def parameters(function: Callable) -> list[Field]:
 
 
 def _texts(doc: str) -> dict[str, str]:
-    """What stands under `Args:`, by name."""
+    """The texts under `Args:`, by parameter."""
     _, _, args = inspect.cleandoc(doc).partition("\nArgs:\n")
     found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", args, re.MULTILINE)
     return {name: " ".join(text.split()).rstrip(".") for name, text in found}
 
 
 def description(function: Callable) -> str:
-    """The docstring without `Args:`."""
+    """The docstring up to `Args:`."""
     return inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[0].strip()
 
 
@@ -154,7 +154,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str, Any]:
-    """The values that the arguments give, by the options' names. Raises UserError."""
+    """The values that the arguments give, by the names of the options. Raises UserError for unknown or missing options
+    and for values that an option does not allow."""
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for option in options:
         if option.kind is bool:
@@ -212,13 +213,14 @@ def _reader(option: Option) -> Callable[[str], Any]:
     return read
 
 
-FEW = 30  # options that one screen of help can hold
+FEW = 30  # options that fit on one screen of help
 
 
 def help_text(
     prog: str, text: str, options: Sequence[Option], common: Iterable[str] = (), everything: bool = True
 ) -> str:
-    """The help of a command: everything by group, or only the positional options and those that are `common`."""
+    """The help of a command: with `everything` all options by group, otherwise the positional ones and the `common`
+    ones."""
     width = max(40, min(shutil.get_terminal_size().columns, 120))
     positional = [option for option in options if option.positional]
     shown = [option for option in options if not option.positional and (everything or option.name in set(common))]

@@ -1,7 +1,9 @@
-"""The nagjax command: its verbs are the files of `nagjax/commands/`, their options the parameters of what these define.
+"""The nagjax command. Its verbs are the files of `nagjax/commands/`; their options are the parameters of the functions
+that these files define.
 
-A verb's file defines `main`, or lists its subcommands, functions too, in `SUBCOMMANDS`. Its docstring begins with the
-line that `nagjax --help` shows. Importing it imports no jax: help and refusals are there at once.
+A verb's file defines `main`, or lists its subcommands, which are functions, too, in `SUBCOMMANDS`. The first line of
+the file's docstring is shown by `nagjax --help`. Importing the file does not import jax, so that help and error
+messages appear at once.
 """
 
 import ast
@@ -23,20 +25,21 @@ from nagjax.errors import Preempted, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-LONGEST_LINE = 2000  # characters: what stands in a file of somebody else's may be longer
-GO_ON = ("train", "demo", "sweep", "data")  # verbs that go on with what an earlier command has begun
+LONGEST_LINE = 2000  # characters; an error may quote a longer text from somebody else's file
+GO_ON = ("train", "demo", "sweep", "data")  # verbs that continue what an earlier command began
 COMMANDS = Path(__file__).parent / "commands"
 
 
 def verbs() -> dict[str, str]:
-    """Every verb with its line of help, from the files of `nagjax/commands/`, none of which is imported."""
+    """Every verb with its line of help, read from the files of `nagjax/commands/` without importing them."""
     files = sorted(path for path in COMMANDS.glob("*.py") if path.stem != "__init__")
     docs = {path.stem.rstrip("_"): ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
     return {verb: (doc or "").split("\n")[0].rstrip(".") for verb, doc in docs.items()}
 
 
 def functions(verb: str) -> dict[str, Callable]:
-    """What a verb runs, by the words of the command: `{"train": main}`, `{"data prepare": prepare}`."""
+    """The functions of a verb, by the words of the command: `{"train": main}`, `{"data prepare": prepare}`. Raises
+    UserError for an unknown verb."""
     known = verbs()
     pick("command", verb, known, "commands")
     stem = verb if (COMMANDS / f"{verb}.py").exists() else f"{verb}_"
@@ -52,7 +55,7 @@ def usage() -> str:
 
 
 def run(args: Sequence[str]) -> None:
-    """Runs one command; errors pass through."""
+    """Runs one command. Exceptions pass through."""
     if not args or args[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return
@@ -134,9 +137,9 @@ def call(words: str, function: Callable, args: list[str]) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exit code 0, also after a run that SIGTERM or SIGHUP asked to end; 2 after one line for bad input; 130 when
-    interrupted."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # the libraries' own reports of errors that we report
+    """Runs the command and returns its exit code: 0, also after a run that SIGTERM or SIGHUP asked to end; 2 after one
+    line on standard error for bad input; 130 when interrupted; 141 if standard output is closed early."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # silences the libraries' own reports of errors that we report
     try:
         run(sys.argv[1:] if args is None else args)
     except UserError as error:
@@ -149,7 +152,7 @@ def main(args: Sequence[str] | None = None) -> int:
             fix = "free some space"
         elif error.errno in FORBIDDEN:
             fix = "choose a place you may write to"
-        elif error.errno is not None and error.filename is not None:  # a folder in a file's place, say
+        elif error.errno is not None and error.filename is not None:  # for example a folder in a file's place
             fix = "put right what is there, or choose another place"
         else:
             raise

@@ -1,4 +1,4 @@
-"""Runs as files: the options of a run in YAML, by the names they have on the command line, with underscores.
+"""Runs as files: the options of a run in YAML, under their command-line names with underscores.
 
     scheme: nag
     depth: 48
@@ -6,11 +6,11 @@
     mod: {rate: 0.5}       # or mod.rate: 0.5
     data: corpus
 
-YAML, because flax and orbax bring PyYAML wherever nagjax is, and because TOML has no null, which many options may be.
-Of YAML only what says one thing: null, true and false, numbers as in JSON, texts, lists and mappings; `on` and `yes`
-are texts, 1e-3 is a number. Nothing in a file is executed; but a .yaml task of lm-evaluation-harness that its `tasks`
-name may name Python code beside it, which runs. Aliases, tags, names given twice and names that are no options are
-refused.
+YAML, because flax and orbax bring PyYAML wherever nagjax is installed, and because TOML has no null, which many options
+accept. Only unambiguous YAML is read: null, true and false, numbers as in JSON, texts, lists and mappings; `on` and
+`yes` are texts, 1e-3 is a number. Aliases, tags, names given twice and names that are no options are refused. Nothing
+in a file is executed, with one exception: `tasks` may name a .yaml task of lm-evaluation-harness, which may run Python
+code that lies beside it.
 """
 
 import json
@@ -28,13 +28,13 @@ from nagjax.options import RunOptions, run_options
 from nagjax.ranges import check_value
 
 SUFFIXES = (".yaml", ".yml")
-SHORT = {"data": "data.path", "scheme.name": "scheme"}  # what a file may call an option, and its name
+SHORT = {"data": "data.path", "scheme.name": "scheme"}  # short names in a file, and the options they stand for
 LARGEST_FILE = 2**20  # bytes
-NOT_AS_THEY_ARE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # YAML takes them for something else, or not
+NOT_AS_THEY_ARE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # YAML misreads or refuses them
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core scalars; no aliases, no name twice."""
+    """Reads the core scalars of YAML 1.2. Raises MarkedYAMLError for aliases, tags and names given twice."""
 
     yaml_implicit_resolvers: dict = {}
 
@@ -77,9 +77,10 @@ def is_config_file(word: str) -> bool:
 
 
 def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
-    """The options that a file gives, by name (`"lr"`, `"mod.rate"`); what they may be is checked by `read_options`.
+    """The options that a file gives, by name (`"lr"`, `"mod.rate"`). Their values are checked later, by `read_options`.
 
-    Raises UserError for a file that cannot be read, is larger than 1 MiB or is not such YAML, naming the line.
+    Raises UserError for a file that cannot be read, is larger than 1 MiB or is not such YAML; the message names the
+    line.
     """
     try:
         with open(path, "rb") as file:
@@ -98,7 +99,7 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
         raise UserError("config", str(path), f"{line}{error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:  # the second: a number of thousands of digits
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError("config", str(path), f"is not YAML: {' '.join(str(error).split())}") from None
     if found is None:
         return {}
@@ -115,8 +116,8 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_values(text: str) -> list[Any]:
-    """The values of a list such as `0.001, 2e-3` or `plain, nag`, each as a file of options would have it. Raises
-    UserError."""
+    """The values of a list such as `0.001, 2e-3` or `plain, nag`, each read as in a file of options. Raises UserError
+    if the text is no such list."""
     try:
         return _loaded(f"[{text}]")
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -134,13 +135,14 @@ def _flatten(values: Mapping[str, Any], prefix: str, flat: dict[str, Any], path:
 
 
 def overridden(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's options with those that were given besides. A preset that was given stands for the sizes in it."""
+    """The options of a file, replaced by those that were given separately. A preset that was given also replaces the
+    sizes in the file."""
     sizes = {"depth", "width", "context"} if given.get("preset") is not None else set()
     return {name: value for name, value in file.items() if name not in sizes} | dict(given)
 
 
 def config_text(options: RunOptions, given: Set[str]) -> str:
-    """A file of these options: those given, as lines, all others as comments with their defaults."""
+    """The text of a file of options: the `given` ones as lines, all others as comments with their defaults."""
     if "preset" in given:
         given = (given - {"preset"}) | {"depth", "width", "context"}
     lines, group = ["# nagjax train THIS_FILE [OPTIONS]: options of the command replace what is written here."], ""
@@ -160,9 +162,9 @@ def _line(option: Option, options: RunOptions, given: bool) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """As JSON, which YAML understands."""
+    """The value as JSON, which YAML also reads."""
     if isinstance(value, Path):
         value = str(value)
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     text = NOT_AS_THEY_ARE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return text.encode(errors="backslashreplace").decode()  # a path's bytes that are no UTF-8: JSON's own escapes
+    return text.encode(errors="backslashreplace").decode()  # bytes of a path that are no UTF-8 become JSON escapes

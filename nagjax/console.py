@@ -1,4 +1,4 @@
-"""What a command says while it works: at once, line by line, and how far it is every few seconds."""
+"""What a command prints while it works: lines that appear at once, and its progress every few seconds."""
 
 import errno
 import os
@@ -8,32 +8,33 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for the tab and the new line
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but tab and newline
 
 
 def say(text: str) -> None:
-    """A line that is seen at once, also through a pipe."""
+    """Prints a line to stdout, which appears at once, also through a pipe."""
     write(sys.stdout, f"{visible(text)}\n")
 
 
 def note(text: str) -> None:
-    """The same of a command whose answer goes to stdout: to stderr."""
+    """Prints a line to stderr, for a command whose answer goes to stdout."""
     write(sys.stderr, f"{visible(text)}\n")
 
 
 def visible(text: str) -> str:
-    """Without the characters that control a terminal, which a stranger's file or model may have in its texts."""
+    """The text with "?" for the characters that control a terminal, which somebody else's file or model may contain."""
     return CONTROL.sub("?", text)
 
 
 def for_terminal(text: str) -> str:
-    """What a model wrote: `visible` where stdout is a terminal, as it is through a pipe."""
+    """A model's text: `visible` if stdout is a terminal, unchanged through a pipe."""
     return visible(text) if sys.stdout.isatty() else text
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes the text at once. If nobody reads it any more, as the terminal's window was closed or what read standard
-    error has ended, that stops no training. Standard output has a reader, or BrokenPipeError tells the command."""
+    """Writes the text at once. If its reader is gone (the terminal's window was closed, or the process that read
+    standard error has ended), training goes on and the stream is silenced. For standard output through a pipe it raises
+    BrokenPipeError, which ends the command."""
     try:
         stream.write(text)
         stream.flush()
@@ -44,17 +45,17 @@ def write(stream: TextIO, text: str) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """What is written from now on, and what is still to be written out, goes nowhere."""
+    """Discards what is still buffered in the stream and what will be written to it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class Progress:
-    """Says how far something is, at most every `every` seconds; silent where it is over sooner.
+    """Reports progress, at most every `every` seconds; prints nothing if the work is over sooner.
 
-    `total` is what `done` ends with, for the time left; the first report is where the clock starts, so that what comes
-    before it (compiling) does not count.
+    `total` is the last value of `done`, from which the time left is estimated. The clock starts at the first report, so
+    that work before it (compiling) does not count.
     """
 
     def __init__(self, what: str, total: int | None = None, *, every: float = 5.0, tell: Callable[[str], None] = say):

@@ -1,6 +1,6 @@
-"""What classes declare, read from their source: the texts of fields, and the options of schemes without importing one.
+"""Reads from source files what classes declare: the texts of fields, and the options of schemes without importing them.
 
-A field's text is the comment behind it, or the lines of comment right above it. A parser, its help and a shell's
+A field's text is the comment behind it, or the comment lines directly above it. The argument parser, its help and shell
 completion need no more than this; importing a scheme would import jax.
 """
 
@@ -27,7 +27,7 @@ REQUIRED = dataclasses.MISSING
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field as it is written; `default` is REQUIRED where there is none."""
+    """A field as it is written in the source; `default` is REQUIRED if it has none."""
 
     name: str
     hint: Any
@@ -46,7 +46,7 @@ def fields_of(cls: type) -> list[Field]:
 
 
 def _texts_of(cls: type) -> dict[str, str]:
-    """The texts of a class's own fields; none of a class whose source is no file, as in a notebook's cell."""
+    """The texts of a class's own fields; empty if the class has no source file, as in a notebook's cell."""
     try:
         return _texts(Path(inspect.getfile(cls))).get(cls.__name__, {})
     except (OSError, TypeError):
@@ -58,21 +58,22 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def scheme_names() -> list[str]:
-    """The package's schemes, one for each file, those of installed packages, and those that were registered."""
+    """The names of all schemes: the package's own, one for each file, those of installed packages, and registered
+    ones."""
     own = (path.stem for path in SCHEMES.glob("*.py") if path.stem != "__init__")
     loaded = sys.modules.get("nagjax.residual.registry")
     return sorted({*own, *(loaded.schemes() if loaded else installed(SCHEME_GROUP))})
 
 
 def scheme_fields(name: str) -> list[Field]:
-    """The options of a scheme: of the package's own from their source, of another one from its class.
+    """The options of a scheme. For the package's own schemes they are read from the source, for others from the class.
 
     Raises UserError for an unknown scheme.
     """
     path = SCHEMES / f"{name}.py"
     if not (name.isidentifier() and name != "__init__" and path.exists()):
         if name not in scheme_names() and installed(SCHEME_GROUP):
-            importlib.import_module("nagjax.residual.registry").schemes()  # warns of those that cannot be had
+            importlib.import_module("nagjax.residual.registry").schemes()  # warns of schemes it cannot load
         pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
         return fields_of(importlib.import_module("nagjax.residual.registry").find_scheme(name))
     found: dict[str, Field] = {}
@@ -82,14 +83,14 @@ def scheme_fields(name: str) -> list[Field]:
 
 
 def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
-    """The scheme's class and those it inherits from, nearest first, each with its file."""
+    """The scheme's class and its base classes, nearest first, each with its file."""
     tree = _tree(path)
     named = lambda node: any(ast.unparse(p) == f"name: ClassVar[str] = '{scheme}'" for p in node.body)  # noqa: E731
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and named(node))
     while True:
         yield path, node
         base = ast.unparse(node.bases[0]) if node.bases else ""
-        if not base.isidentifier():  # the end of the line: nothing, or abc.ABC
+        if not base.isidentifier():  # no further base: none at all, or abc.ABC
             return
         module = next(
             (n.module for n in _tree(path).body if isinstance(n, ast.ImportFrom) and base in {a.name for a in n.names}),
@@ -122,7 +123,8 @@ OPERATORS = {
 
 
 def _value(node: ast.expr) -> Any:
-    """What an annotation or a default stands for: constants, types and ranges, and what arithmetic makes of them."""
+    """The value of an annotation or a default, which may consist of constants, types, ranges and arithmetic on them.
+    Raises TypeError for anything else."""
     match node:
         case ast.Constant():
             return node.value

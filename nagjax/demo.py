@@ -14,16 +14,17 @@ AS_GIVEN = renamed("data.path", "data")  # errors name the command's option
 
 
 def demo_runs(schemes: Sequence[str], shared: dict[str, Any]) -> list[RunOptions]:
-    """A run for each scheme, all with the shared options."""
+    """The runs of these schemes, all with the shared options. Raises UserError for an unknown scheme."""
     with renamed("scheme", "schemes"):
         return [read_options(shared | {"scheme": name}) for name in schemes]
 
 
 @AS_GIVEN
 def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: bool, processes: int) -> list[Path]:
-    """Trains what is not trained yet, and returns the runs' folders. processes: at once, each with its share of the
-    cores; 0: as many as there are runs and cores, but one on an accelerator."""
-    keep_freed_memory()  # before jax, asked for its platform, starts its threads
+    """Trains the runs that are not finished yet, and returns the folders of all runs. processes: number of runs trained
+    at the same time, each with its share of the cores; 0: as many as there are runs and cores, but one on an
+    accelerator. Raises UserError before training if any run would be refused."""
+    keep_freed_memory()  # before jax starts its threads, at the question for its platform
     import jax
 
     from nagjax.runs.folder import clear
@@ -32,7 +33,7 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
 
     runs = demo_runs(schemes, shared)
     folders = [out / run.folder.name for run in runs]
-    for run, folder in zip(runs, folders, strict=True):  # here, so that what is refused is told once
+    for run, folder in zip(runs, folders, strict=True):  # before the processes start, so that an error is printed once
         checked(run.config(), folder, fresh)
     if fresh:
         for folder in folders:
@@ -47,7 +48,7 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
 
 
 def _train(runs: Sequence[RunOptions], out: Path) -> None:
-    """Those that no other process is at."""
+    """Trains the runs that no other process is training."""
     from nagjax.files import has_file, write_text
     from nagjax.generate.sample import complete
     from nagjax.runs.lock import Held, WriterLock

@@ -1,5 +1,5 @@
-"""Classes found by the name of their file or brought by other packages; and what is said to someone who named one that
-is not there."""
+"""Finds classes by the name of their file or through entry points of other packages, and suggests names to a user who
+named something unknown."""
 
 import difflib
 import importlib
@@ -13,7 +13,7 @@ from nagjax.errors import UserError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-ELSEWHERE = {  # what other libraries call it: what it is called here
+ELSEWHERE = {  # other libraries' names of options: the names here
     **{
         "learning_rate": "lr",
         "peak_lr": "lr",
@@ -41,7 +41,7 @@ SCHEME_GROUP = "nagjax.schemes"  # the group of entry points that are residual s
 
 
 def classes_by_file[T](package: ModuleType, base: type[T]) -> dict[str, type[T]]:
-    """The subclasses of `base` in a package's modules whose `name` is that of their module, sorted by name."""
+    """The subclasses of `base` in a package's modules whose `name` is the name of their module, sorted by name."""
     found = {}
     for module in sorted(name for _, name, _ in pkgutil.iter_modules(package.__path__)):
         for value in vars(importlib.import_module(f"{package.__name__}.{module}")).values():
@@ -51,22 +51,23 @@ def classes_by_file[T](package: ModuleType, base: type[T]) -> dict[str, type[T]]
 
 
 def installed(group: str) -> "dict[str, EntryPoint]":
-    """What installed packages bring, by name: their entry points in a group."""
-    from importlib.metadata import entry_points  # a twentieth of a second, which few commands need
+    """The entry points that installed packages have in this group, by name."""
+    from importlib.metadata import entry_points  # takes 50 ms, and few commands need it
 
     return {point.name: point for point in entry_points(group=group)}
 
 
 def pick[T](field: str, name: str, known: Mapping[str, T], plural: str) -> T:
-    """`known[name]`. Raises UserError for `field` with the nearest name and all of them."""
+    """`known[name]`. Raises UserError for `field` if there is no such name; the message has the nearest name and all
+    names."""
     if not isinstance(name, str) or name not in known:
         raise UserError(field, name, f"{nearest(str(name), known)}known {plural}: {', '.join(known)}")
     return known[name]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question to the user that ends in a space, or nothing. Of a name with a group (`mod.rate`) the last part may be
-    the near one, too."""
+    """The question "did you mean ...? " with the nearest known name, or "" if none is near. For a name with a group
+    (`mod.rate`) the last part may match, too."""
     plain = lambda text: text.lower().lstrip("-").replace("-", "_")  # noqa: E731
     whole = {plain(own): own for own in known}
     ends = {own.rpartition(".")[2]: own for own in reversed(whole)}

@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read."""
+"""The exceptions of nagjax: the one a user is meant to read, and the one that ends a run which was asked to stop."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ LONGEST = 300  # characters of a value that are shown
 
 
 class UserError(Exception):
-    """Bad input: says which field, what its value was, and what to change.
+    """Bad input. The message names the field, its value, and what to change.
 
     The command line prints it as a single line and exits with code 2.
     """
@@ -24,7 +24,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def renamed(field: str, option: str) -> Iterator[None]:
-    """Errors of this field inside are those of this option."""
+    """Inside this context a UserError of `field` becomes one of `option`."""
     try:
         yield
     except UserError as error:
@@ -34,4 +34,4 @@ def renamed(field: str, option: str) -> Iterator[None]:
 
 
 class Preempted(SystemExit):
-    """A run was asked to end (SIGTERM, SIGHUP) and has saved itself: the process ends with code 0."""
+    """A run was asked to end (SIGTERM, SIGHUP) and has saved itself; the process ends with code 0."""

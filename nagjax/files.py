@@ -1,5 +1,5 @@
-"""Files of a folder that somebody else may have made: no link in it is written through, none is read that leads out of
-it, and what is written is whole or not there."""
+"""Reads and writes files in a folder that somebody else may have made. Nothing is written through a link, no link out
+of the folder is followed for reading, and a file is either written completely or not at all."""
 
 import contextlib
 import json
@@ -17,16 +17,16 @@ from nagjax import json_reader
 from nagjax.errors import UserError
 
 PARTIAL = ".partial"
-URL = re.compile(r"[a-z][a-z0-9]+:")  # as the first part of a path: Path("gs://a/b") is gs:/a/b
+URL = re.compile(r"[a-z][a-z0-9]+:")  # the first part of a URL as a path: Path("gs://a/b") is gs:/a/b
 LARGEST = 1 << 30  # bytes of a file that is read as a whole
 
 
 def inside(path: str | os.PathLike) -> Path:
-    """The file or folder that `path` leads to, which is not there yet, or lies in the folder that `path` names.
+    """The resolved path of a file or folder. It need not exist; it must lie in the folder that `path` names.
 
-    That folder itself may be a link: it is what the user named. So may the links of a Hugging Face cache be, from
-    `snapshots/REVISION` to the `blobs` beside it. Raises UserError naming a link that leads elsewhere or nowhere, and
-    what is neither file nor folder (a pipe would be waited for without end).
+    That folder itself may be a link, because the user named it. Links of a Hugging Face cache, from
+    `snapshots/REVISION` to the `blobs` beside it, are allowed, too. Raises UserError for a link that leads elsewhere or
+    nowhere, and for anything but a file or folder (reading a pipe could wait forever).
     """
     path = Path(path)
     folder = path.parent.resolve()
@@ -50,17 +50,19 @@ def inside(path: str | os.PathLike) -> Path:
 
 
 def what_lacks(folder: str | os.PathLike, name: str) -> str:
-    """How a message says that `folder` has no file `name`: whether there is such a folder at all."""
+    """The words with which a message says that `folder` has no file `name`; they say if the folder itself is
+    missing."""
     return f"there is no {name} in it" if Path(folder).is_dir() else "no such folder"
 
 
 def has_file(path: str | os.PathLike) -> bool:
-    """Whether there is such a file to read. Raises UserError as `inside` does."""
+    """Whether the file exists. Raises UserError as `inside` does."""
     return inside(path).is_file()
 
 
 def read_bytes(path: str | os.PathLike, *, largest: int = LARGEST) -> bytes:
-    """Raises OSError, and UserError as `inside` does and for a file of more than `largest` bytes."""
+    """The content of a file. Raises OSError, and UserError as `inside` does and for a file of more than `largest`
+    bytes."""
     with inside(path).open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
@@ -69,24 +71,21 @@ def read_bytes(path: str | os.PathLike, *, largest: int = LARGEST) -> bytes:
 
 
 def read_json(path: str | os.PathLike, **limits):
-    """The JSON value in a file, within the limits of `json_reader.read`. Raises OSError, ValueError as that does, and
-    UserError as `inside` does."""
+    """The JSON value in a file, within the limits of `json_reader.read`. Raises OSError, ValueError as
+    `json_reader.read` does, and UserError as `inside` does."""
     with inside(path).open("rb") as file:
         return json_reader.read(file, **limits)
 
 
 def read_record[T](cls: type[T], path: str | os.PathLike, field: str, fix: str, **options) -> T | None:
-    """A dataclass from a JSON file in a folder of a run, None where there is none: see `json_reader.build`, which takes
-    `options`.
-
-    Raises UserError of `field` with the file, what is wrong, and `fix`.
-    """
+    """A dataclass from a JSON file in a run's folder, None if there is no file. `options` are those of
+    `json_reader.build`. Raises UserError of `field`, with the file, what is wrong, and `fix`."""
     try:
         return json_reader.build(cls, read_json(path), **options)
     except FileNotFoundError:
         return None
     except UserError as error:
-        if error.field == "file":  # a link, say
+        if error.field == "file":  # for example a link
             raise
         what = str(error)
     except (OSError, ValueError) as error:
@@ -95,14 +94,14 @@ def read_record[T](cls: type[T], path: str | os.PathLike, field: str, fix: str, 
 
 
 def refuse_link(path: Path) -> None:
-    """Raises UserError where `path` is a link: nothing is written through it, and it is not replaced in silence."""
+    """Raises UserError if `path` is a link: it is neither written through nor silently replaced."""
     if path.is_symlink():
         raise UserError("file", str(path), "is a link, which is not written through: remove it")
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Gives an OSError (a full disk, say) the name of the file it is about, where it has none."""
+    """Adds the name of the file to an OSError (for example of a full disk) that has none."""
     try:
         yield
     except OSError as error:
@@ -131,8 +130,8 @@ def naming_folder(folder: Path, field: str) -> Iterator[None]:
 
 
 def check_writable(folder: str | os.PathLike, field: str = "out") -> None:
-    """Makes the folder, if need be, and a file in it that is gone again: before work whose results go there. Raises
-    UserError of this field where that cannot be."""
+    """Checks, before work whose results go to the folder, that they can be written: makes the folder if necessary, and
+    in it a file that is removed again. Raises UserError of `field` if this fails."""
     folder = Path(folder)
     with naming_folder(folder, field):
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +139,7 @@ def check_writable(folder: str | os.PathLike, field: str = "out") -> None:
 
 
 def check_writable_file(path: str | os.PathLike, field: str = "out") -> None:
-    """`check_writable` for a result that is one file. Raises UserError, too, where a folder or a link is there."""
+    """`check_writable` for a result that is one file. Also raises UserError if a folder or a link is in its place."""
     path = Path(path)
     refuse_link(path)
     if path.is_dir():
@@ -149,21 +148,23 @@ def check_writable_file(path: str | os.PathLike, field: str = "out") -> None:
 
 
 def try_writing(folder: Path) -> None:
-    """Makes a file in the folder that is gone again. Raises OSError where that cannot be."""
+    """Makes a file in the folder and removes it again. Raises OSError if this fails."""
     probe = folder / partial_name("probe")
     os.close(create(probe))
     probe.unlink()
 
 
 def partial_name(name: str) -> str:
-    """Of what becomes the file `name` when it is whole: no other writer, in this process or another, has it."""
+    """The name of a file that becomes `name` when it is complete. No other writer, in this process or another, uses
+    it."""
     return f"{name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}"
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """The whole new content, on disk when this returns, or the old file untouched; of several writers at once the last
-    one's. A writer that is killed may leave a file `NAME.PROCESS-....partial`, which nobody reads. Raises OSError
-    naming the file, and UserError where a link stands in its place."""
+    """Replaces the content of a file. Afterwards the whole new content is on disk; on failure the old file is
+    untouched. Of several simultaneous writers the last one wins. A writer that is killed may leave a file
+    `NAME.PROCESS-....partial`, which nobody reads. Raises OSError with the name of the file, and UserError if a link is
+    in its place."""
     path = Path(path)
     refuse_link(path)
     scratch = path.with_name(partial_name(path.name))
@@ -182,7 +183,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """As `write_bytes`; nothing at all where the text is there already."""
+    """`write_bytes` of a text in UTF-8; does nothing if the file already holds it."""
     path, content = Path(path), text.encode()
     refuse_link(path)
     with contextlib.suppress(FileNotFoundError):
@@ -192,7 +193,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """As `json.dumps`, with null for a number that is not finite, which JSON does not have."""
+    """`json.dumps`, with null for numbers that are not finite, which JSON does not have."""
     return json.dumps(_finite(value), **options)
 
 
@@ -205,17 +206,18 @@ def _finite(value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """As `write_text`, of `json_text`."""
+    """`write_text` of `json_text`, with an indent of 2."""
     write_text(path, json_text(value, indent=2))
 
 
 def create(path: str | os.PathLike) -> int:
-    """Descriptor of a new file. Raises FileExistsError where anything stands in its place, a link too."""
+    """The descriptor of a new file. Raises FileExistsError if anything, even a link, is in its place."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
 
 def open_to_change(path: str | os.PathLike) -> BinaryIO:
-    """The file, made if need be, to be read and written in place. Raises OSError, and UserError for a link."""
+    """Opens a file to be read and changed in place, and makes it if necessary. Raises OSError, and UserError for a
+    link."""
     path = Path(path)
     refuse_link(path)
     inside(path)
@@ -223,12 +225,12 @@ def open_to_change(path: str | os.PathLike) -> BinaryIO:
 
 
 def remove(path: Path) -> None:
-    """A folder with all that is in it, a file, or a link, which is not followed."""
+    """Removes a folder with all its content, a file, or a link (but not its target)."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies a file of one such folder into another. Raises as `inside` and `write_bytes` do."""
+    """Copies a file into another folder. Raises as `inside` and `write_bytes` do."""
     write_bytes(target, read_bytes(source))
 
 

@@ -1,5 +1,5 @@
-"""JSON that somebody else may have made: read within limits, in the types that were declared for it, or refused in one
-line. Nothing else in nagjax parses JSON."""
+"""Reads JSON that somebody else may have made: within limits and in declared types, otherwise it is refused with a
+one-line message. All JSON that nagjax parses goes through this module."""
 
 import dataclasses
 import json
@@ -15,18 +15,18 @@ from nagjax.ranges import check_value, field_hints, unwrapped
 
 LARGEST = 1 << 26  # bytes of one value, unless its reader allows more
 LONGEST_LINE = 1 << 24  # bytes of one line of a log
-DEEPEST = 100  # lists and objects inside one another
-WHOLE = 1 << 64  # whole numbers lie below it, and above its negative
+DEEPEST = 100  # levels of nested lists and objects
+WHOLE = 1 << 64  # whole numbers must be smaller in magnitude
 _TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
-    """The value of a JSON text, UTF-8 (a mark of the byte order may stand before it) where it is bytes.
+    """The value of a JSON text. Bytes are read as UTF-8 (with or without a byte order mark).
 
-    Raises ValueError for what is no JSON or is nested more than `DEEPEST` deep; and unless `lenient`, as for what other
-    programs have written beside the field that is wanted, for NaN and infinities, whole numbers of more than 64 bits, a
-    field that is there twice, and half a surrogate pair.
+    Raises ValueError for text that is no JSON or is nested more than `DEEPEST` deep. Unless `lenient`, also for NaN and
+    infinities, whole numbers of more than 64 bits, a field that occurs twice, and half a surrogate pair. `lenient` is
+    for files in which other programs have written such values beside the field that is wanted.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
@@ -45,7 +45,7 @@ def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
 
 
 def _refuse_halves(text: str, value: Any) -> None:
-    """Raises ValueError for half a surrogate pair in the value of a text, which can be written nowhere."""
+    """Raises ValueError if a text holds half a surrogate pair, which cannot be encoded in UTF-8."""
     if _HALF_PAIR.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
 
@@ -76,7 +76,7 @@ _STRICT = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant
 
 
 def read(file: BinaryIO, *, largest: int = LARGEST, lenient: bool = False) -> Any:
-    """The value that an open file holds. Raises ValueError as `parse_json`, and for more than `largest` bytes."""
+    """The value in an open file. Raises ValueError as `parse_json` does, and for more than `largest` bytes."""
     content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
@@ -84,9 +84,9 @@ def read(file: BinaryIO, *, largest: int = LARGEST, lenient: bool = False) -> An
 
 
 def read_lines(file: BinaryIO, name: str, largest: int = LONGEST_LINE) -> Iterator[tuple[int, Any]]:
-    """The values of a log of JSON lines, with their numbers from 1; NaN may be among what was measured. Empty lines
-    are passed over, and a last one that its writer did not finish is left out. Raises UserError with `name` and number
-    for any other damage."""
+    """The values of a log of JSON lines, with their line numbers from 1. NaN is allowed, since measurements may be NaN.
+    Empty lines are skipped, and so is an unfinished last line. Raises UserError with `name` and the line number for any
+    other damage."""
     number = 0
     while line := file.readline(largest + 1):
         number += 1
@@ -118,11 +118,11 @@ def build[T](
     others: Collection[type] = (),
     made: Mapping[str, Callable[[Any, str], Any]] | None = None,
 ) -> T:
-    """A dataclass from a JSON object: every field of the type and in the range that its annotation declares.
+    """Makes a dataclass from a JSON object; every field must have the type and range that its annotation declares.
 
-    `where` stands before the fields' names in what is said. `others`: classes whose objects may have further fields
-    that are passed over. `made`: by field, what makes its value out of the JSON's and its name. Raises UserError naming
-    a field that is unknown, missing, or not what it may be.
+    `where` is a prefix of the fields' names in messages. `others`: classes whose objects may have unknown fields, which
+    are ignored. `made`: by field, a function that makes its value from the JSON value and the field's name. Raises
+    UserError for a field that is unknown, missing, or has a value that is not allowed.
     """
     hints, named = field_hints(cls), f"{where}." if where else ""
     if not isinstance(values, dict):

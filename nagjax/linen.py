@@ -6,10 +6,10 @@
             branches = [nn.Dense(512) for _ in range(24)]
             return nagjax.linen.NAG(width=512, sublayers=24)(x, branches, progress=progress)
 
-Each is the nnx module of the same name (`nagjax.NAG`) over Linen's parameters: "gate", "entry" and "ends" in "params",
-boxed with their axes' names, which `nn.get_partition_spec` reads and `nn.unbox` takes off. A scheme's options are
-handed over as `options`: `NAG(width=512, sublayers=24, options={"directions": 16})`.
-`MixtureOfDepths` routes one of them.
+Each one runs the nnx module of the same name (`nagjax.NAG`) on Linen's parameters: "gate", "entry" and "ends" in
+"params". They are boxed with the names of their axes, which `nn.get_partition_spec` reads; `nn.unbox` removes the
+boxes. A scheme's options are passed as `options`: `NAG(width=512, sublayers=24, options={"directions": 16})`.
+`MixtureOfDepths` routes one of these modules.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""The memory of a training step on a CPU, kept from step to step.
+"""Keeps the memory of a training step on a CPU from step to step.
 
-XLA:CPU asks for a step's temporary buffers anew each time. glibc maps a large request and unmaps it when it is freed,
-so that the kernel zeroes every page of it in every step: a quarter of the CPU time of a small model.
+XLA:CPU requests a step's temporary buffers anew each time. glibc maps a large request and unmaps it when it is freed,
+so that the kernel zeroes all its pages in every step: a quarter of the CPU time of a small model.
 """
 
 import ctypes
@@ -12,10 +12,10 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let what is freed stay with this process for the next request; whether the C library is one that can (glibc).
+    """Lets freed memory stay with this process for later requests. Returns whether this worked, which needs glibc.
 
-    For a process that trains, before jax starts its threads: the arenas that they have by then are mapped anew in every
-    step. One arena, since those of threads are mapped.
+    Call it in a process that trains, before jax starts its threads: arenas that threads already have are mapped anew in
+    every step. It allows a single arena, since the arenas of threads are mapped.
     """
     if not sys.platform.startswith("linux"):
         return False

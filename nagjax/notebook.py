@@ -1,4 +1,4 @@
-"""What one types in a notebook: train in a line, look at what came of it."""
+"""Functions for a notebook: train a run in one line, and look at its results."""
 
 import contextlib
 import re
@@ -28,8 +28,8 @@ from nagjax.train.loop import train
 
 DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
 
-ARGUMENTS = ("out", "fresh", "resume", "force", "callback")  # of fit, beside a run's options
-# How an error of fit names them where the command line's would name an option; quoted commands keep theirs.
+ARGUMENTS = ("out", "fresh", "resume", "force", "callback")  # arguments of fit that are not options of a run
+# What an error of fit says in place of an option of the command line; commands that it quotes keep theirs.
 KEYWORDS = {
     r"--fresh\b": "fresh=True",
     r"--force\b": "force=True",
@@ -49,24 +49,25 @@ def fit(
     callback: Callable[[dict[str, Any], OpenRun], None] | None = None,
     **options: Any,
 ) -> OpenRun:
-    """Trains a run, or goes on training it, and opens it.
+    """Trains a run, or continues training it, and opens it.
 
-    scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`); None: nag,
-    or with `start` that run's, which another one given here does not change. out: None: runs/SCHEME-dDEPTH-wWIDTH. out,
-    fresh, resume, force: as on the command line (with `start` give `out`); a finished run in the folder is opened as it
-    is, which is printed. options: every option of a run, by its name on the command line: `depth=12, lr=0.01,
-    preset="60M", start=run.folder`; a group as a dict or as its dataclass, `mesh={"fsdp": 8}`,
-    `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`; `data` also as the path of a
+    scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`); None: nag.
+    With `start` the scheme is that of the starting run, whatever is given here. out: None: runs/SCHEME-dDEPTH-wWIDTH.
+    out, fresh, resume, force: as on the command line (with `start` give `out`); a finished run in the folder is opened
+    as it is, and a message says so. options: every option of a run, by its name on the command line:
+    `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its dataclass, `mesh={"fsdp": 8}`,
+    `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`; `data` may also be the path of a
     corpus alone.
 
     callback: called with each record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`, and
-    with the run as it is then, to evaluate it: `run.logits(text)`, `nagjax.complete(run, prompts)`, `run.model`,
-    `run.params`, `run.step`. Nothing is copied for it, so the run serves only until the callback returns. Records of
-    kind `eval` are of the weights at that step; those of kind `train` are read a step late, when `run.step` is one
-    further. The callback's time counts into the next step's seconds, and so into its tokens per second and MFU. In a
-    run of several processes each one calls it.
+    with the run in its current state, to evaluate it: `run.logits(text)`, `nagjax.complete(run, prompts)`, `run.model`,
+    `run.params`, `run.step`. Nothing is copied for the callback, so the run is valid only until it returns. Records of
+    kind `eval` are of the weights at that step; those of kind `train` are read one step late, when `run.step` is
+    already one larger. The time of the callback counts into the next step's seconds, and so into its tokens per second
+    and MFU. In a run of several processes each process calls it.
 
-    Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
+    Raises UserError for an unknown option or a value that it does not allow, and for all that `nagjax.train.loop.train`
+    refuses.
     """
     check_value("resume", resume, Literal["latest", "previous"])
     told = {} if scheme is None else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
@@ -94,7 +95,8 @@ def _keywords() -> Iterator[None]:
 
 
 def log(run: AnyRun) -> Run:
-    """What a run has measured: arrays by step, and by step and sublayer (see `nagjax.runs.log`)."""
+    """What a run has measured: arrays by step, and by step and sublayer (see `nagjax.runs.log`). Raises UserError for
+    an argument that is no run."""
     if isinstance(run, Run):
         return run
     if not isinstance(run, AnyRun):
@@ -104,14 +106,14 @@ def log(run: AnyRun) -> Run:
 
 
 def table(runs: AnyRun | Sequence[AnyRun]) -> Table:
-    """Runs side by side, a row for every fact. Raises UserError for a run with no evaluation yet."""
+    """Runs side by side, a row for every fact. Raises UserError for a run without an evaluation."""
     return comparison_table(_logs(runs))
 
 
 def plot(runs: AnyRun | Sequence[AnyRun], figure: str = "turn") -> Plot:
-    """One figure about one or more runs: loss, gap (to the plain run), growth, growth_over_training, turn or gate.
+    """One figure of one or more runs: loss, gap (to the plain run), growth, growth_over_training, turn or gate.
 
-    Raises UserError for another name, and where the runs have nothing to draw in it.
+    Raises UserError for another name, and if the runs have measured nothing that the figure shows.
     """
     if not isinstance(figure, str) or figure not in FIGURES:
         raise UserError("figure", figure, f"there are {', '.join(FIGURES)}")
@@ -122,10 +124,11 @@ def plot(runs: AnyRun | Sequence[AnyRun], figure: str = "turn") -> Plot:
 
 
 def depth_map(run: OpenRun, text: str, *, top_k: bool = False, top: float | None = None) -> Plot:
-    """Which sublayers each token of the beginning of a text goes through, coloured by the angle they turn it by.
+    """Which sublayers each token at the beginning of a text runs, coloured by the angle by which they turn it.
 
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. top: the angle in
-    degrees at which the colours end, for maps that are to be compared; by default 98% of this map's are below it.
+    degrees at which the colours end, for maps that are to be compared; by default 98% of this map's angles are below
+    it.
     """
     check_value("top", top, Positive | None, "an angle in degrees")
     check_value("top_k", top_k, bool)
@@ -136,7 +139,8 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False, top: float | None
 
 
 def skip_curve(points: dict) -> Plot:
-    """What every rate that `nagjax.measure.skip_curve.calibrate` has tried adds to the loss, against executed FLOPs."""
+    """The increase of the loss over executed FLOPs, for every rate that `nagjax.measure.skip_curve.calibrate` has
+    tried."""
     if not isinstance(points, dict) or not {"points", "dense"} <= points.keys():
         raise UserError("points", type(points).__name__, "give what nagjax.measure.skip_curve.calibrate returns")
     return Plot("skip_curve", "loss added against executed FLOPs", skip_curve_plot(points, dpi=DPI))

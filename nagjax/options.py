@@ -1,4 +1,5 @@
-"""The options of a run: one list of them, and the one builder of a run's config, for the command line and for `fit`."""
+"""The options of a run: the one list of them, and the one function that makes a run's config of them, for the command
+line and for `fit`."""
 
 import dataclasses
 import operator
@@ -29,7 +30,7 @@ COMMON = (  # what `--help` shows; `--help-all` shows the rest
 
 
 def own_options(fields: Iterable[Field]) -> dict[str, list[Option]]:
-    """Of a command's parameters those that are options of its own, each by its name, and not a run's."""
+    """The options of a command's own parameters, by parameter, without those of a run."""
     return {field.name: expanded(field) for field in fields if field.hint not in (Given, Rest, RunOptions)}
 
 
@@ -61,7 +62,7 @@ def _heading(part: str, field) -> str:
 
 
 def taken(option: str, args: Sequence[str], default: str) -> str:
-    """The value of an option that decides what other options there are; of an option given twice the last one."""
+    """The value of an option on which the list of other options depends; if it is given twice, the last value."""
     found = default
     for i, arg in enumerate(args):
         if arg == option and i + 1 < len(args):
@@ -73,14 +74,15 @@ def taken(option: str, args: Sequence[str], default: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What a run's options say, checked; without the scheme itself, so that it is there before jax is."""
+    """The options of a run, checked. A scheme that is given by name is not made yet, so that they are available without
+    jax."""
 
-    scheme: "str | Scheme"  # a name, or a scheme with options of its own
+    scheme: "str | Scheme"  # a name, or a scheme with its options
     own: Mapping[str, Any]  # the --scheme.* options that were given
     parts: Mapping[str, Any]  # ModelConfig, OptimizerConfig, ... by the names they have in RunConfig
     start: str = ""
-    file: str = ""  # the name, without its ending, of the file they are from
-    given: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # the names of those that were
+    file: str = ""  # the name, without its suffix, of the file that the options are from
+    given: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # the names of the options that were given
 
     @property
     def model(self) -> ModelConfig:
@@ -96,18 +98,18 @@ class RunOptions:
 
     @property
     def name(self) -> str:
-        """Of the scheme."""
+        """The name of the scheme."""
         return self.scheme if isinstance(self.scheme, str) else self.scheme.name
 
     @property
     def folder(self) -> Path:
-        """Where the run goes unless it is told. Raises UserError for one that starts from another run."""
+        """The run's default folder. Raises UserError for a run that starts from another run, which has no default."""
         if self.start:
             raise UserError("out", None, "give a folder for the run that starts from another one")
         return Path("runs") / (self.file or f"{self.name}-d{self.model.depth}-w{self.model.width}")
 
     def value(self, name: str) -> Any:
-        """Of one of `run_options` but the preset."""
+        """The value of an option of `run_options`, except the preset."""
         head, _, rest = name.partition(".")
         if name in ("scheme", "start"):
             return self.name if name == "scheme" else self.start
@@ -119,13 +121,13 @@ class RunOptions:
 
     def __str__(self) -> str:
         model, train = self.model, self.train
-        if self.start:  # scheme and context are that run's
+        if self.start:  # scheme and context are those of the starting run
             return f"the model of {self.start}, {train.steps:,} steps of {train.batch} sequences"
         size, tokens = f"{model.depth} blocks x {model.width}", train.batch * model.context
         return f"{self.name}, {size}, {train.steps:,} steps of {train.batch} x {model.context} = {tokens:,} tokens"
 
     def config(self) -> RunConfig:
-        """The config; imports jax, as schemes do."""
+        """The run's config. Imports jax, because schemes do."""
         from nagjax.residual import find_scheme
 
         if isinstance(self.scheme, str):
@@ -136,13 +138,14 @@ class RunOptions:
 
 
 def read_options(given: Mapping[str, Any], file: str = "", beside: Iterable[str] = ()) -> RunOptions:
-    """These options, checked: names as on the command line, with underscores (`"lr"`, `"mod.rate"`).
+    """Checks options and returns them. Names are those of the command line, with underscores (`"lr"`, `"mod.rate"`).
 
-    A group may be given at once, as its dataclass or as a dict (`mesh={"fsdp": 8}`, `mod=ModConfig(...)`, `data` also
-    as the path alone), and `scheme` as a name or as a scheme with options of its own. beside: arguments of the caller
-    that are no options of a run, and which an unknown name may have meant.
+    A group may be given as its dataclass or as a dict (`mesh={"fsdp": 8}`, `mod=ModConfig(...)`, `data` also as the
+    path alone), and `scheme` as a name or as a scheme with its options. beside: names of the caller's other arguments,
+    which are suggested for an unknown name, too.
 
-    Raises UserError for an unknown option, naming the nearest or else all, and for a value that it does not allow.
+    Raises UserError for an unknown option, with the nearest name or else all names, and for a value that the option
+    does not allow.
     """
     values = _flat(given)
     preset = values.pop("preset", None)
@@ -170,8 +173,8 @@ def read_options(given: Mapping[str, Any], file: str = "", beside: Iterable[str]
 
 
 def options_of_run(config: RunConfig) -> tuple[RunOptions, set[str]]:
-    """The options of a run, and the names of those that make it: all that differ from their defaults but the sizes that
-    follow from the others, and would follow from another width, too."""
+    """The options of a run, and the names of those that are needed to make it: all that differ from their defaults,
+    except sizes that follow from the others and would also do so at another width."""
     parts = {part: getattr(config, part) for part in (*FLAT, *PREFIXED)}
     own = {field.name: getattr(config.scheme, field.name) for field in dataclasses.fields(config.scheme)}
     found = RunOptions(config.scheme.name, own, parts, config.start)
@@ -180,7 +183,8 @@ def options_of_run(config: RunConfig) -> tuple[RunOptions, set[str]]:
 
 
 def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Groups taken apart: a dict or a dataclass under a group's name becomes its fields."""
+    """Options without groups: a dict or a dataclass under a group's name becomes its fields. Raises UserError for an
+    option that is given twice."""
     flat: dict[str, Any] = {}
     for name, value in given.items():
         if f"{prefix}{name}" == "data" and not dataclasses.is_dataclass(value) and not isinstance(value, Mapping):
@@ -195,7 +199,7 @@ def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _refuse_unknown(values: Mapping[str, Any], known: set[str], others: Iterable[str] = ()) -> None:
-    """others: what may have been meant, too."""
+    """Raises UserError for a name that is not known. others: further names to suggest."""
     for name, value in values.items():
         if name not in known:
             if inner := [option for option in sorted(known) if option.startswith(f"{name}.")]:
@@ -218,7 +222,7 @@ def _made(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _tupled(value: Any, kind: Any) -> Any:
-    """One value, or a list of them, where the field holds a tuple."""
+    """A tuple of one value or of a list of values, if the field holds a tuple; otherwise the value itself."""
     if getattr(kind, "__origin__", None) is not tuple or value is None:
         return value
     return tuple(value) if isinstance(value, list | tuple) else (value,)

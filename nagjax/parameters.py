@@ -1,9 +1,9 @@
-"""What every parameter of nagjax carries besides its value: names of its axes, and its role for the optimizer.
+"""What every parameter of nagjax has besides its value: the names of its axes, and its role for the optimizer.
 
 Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (tables that are looked up), "head" (the
-table of the logits, unless it is the embedding's), "norm" (gains and biases), "gate" (what commits updates: a scheme's
-own relative learning rate), "adapter" (LoRA's factors, `nagjax.layers.lora`). Only "matrix" decays unless `--decay`
-says otherwise.
+table of the logits, unless it is the embedding's), "norm" (gains and biases), "gate" (parameters that commit updates:
+the scheme's own relative learning rate), "adapter" (LoRA's factors, `nagjax.layers.lora`). Only "matrix" decays unless
+`--decay` says otherwise.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from flax.linen import LogicallyPartitioned
 from nagjax.errors import UserError
 
 ROLES = ("matrix", "embedding", "head", "norm", "gate", "adapter")
-STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis that layers are stacked along has no name
+STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis along which layers are stacked has no name
 
 
 def parameter(value: jax.Array, axes: tuple[str | None, ...], role: str) -> nnx.Param:
-    """A parameter whose last axes have these names. They stand in Flax's own metadata too: `nnx.get_partition_spec`
-    gives its specs, with mesh axes in place of names inside `flax.linen.logical_axis_rules`."""
+    """A parameter whose last axes have these names. The names are also in Flax's own metadata: `nnx.get_partition_spec`
+    returns them as specs, and inside `flax.linen.logical_axis_rules` with mesh axes in their place."""
     return nnx.Param(value, axes=axes, role=role, out_sharding=axes, eager_sharding=False)
 
 
 def check_rngs(rngs: Any) -> None:
-    """Raises UserError for what are no random streams of Flax, or have none for parameters."""
+    """Raises UserError unless `rngs` is an `nnx.Rngs` with a stream for parameters."""
     if not isinstance(rngs, nnx.Rngs):
         raise UserError("rngs", type(rngs).__name__, "give nnx.Rngs(seed)")
     if not hasattr(rngs, "params"):
@@ -34,14 +34,14 @@ def check_rngs(rngs: Any) -> None:
 
 
 def shapes_of[T](make: Callable[[], T]) -> T:
-    """`nnx.eval_shape`, which under `jax.set_mesh` would look for the names of the axes in that mesh."""
+    """`nnx.eval_shape`, also under `jax.set_mesh`, where it would look up the names of the axes in that mesh."""
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return nnx.eval_shape(make)
 
 
 def label(module: nnx.Module) -> None:
-    """Makes gates, on axes without names, of the parameters that do not say what they are: those of Flax's layers in a
-    scheme of somebody's own."""
+    """Gives parameters without a role the role "gate" and axes without names. These are parameters of Flax's own layers
+    in a user's scheme."""
     for _, leaf in nnx.iter_graph(module):
         facts = leaf.get_metadata() if isinstance(leaf, nnx.Param) else {"role": "", "axes": ()}
         if not facts.keys() >= {"role", "axes"}:
@@ -51,7 +51,8 @@ def label(module: nnx.Module) -> None:
 
 @struct.dataclass
 class Labelled(LogicallyPartitioned):
-    """A Linen parameter in its box: names of its axes, its role, and the scheme it is of. `nn.unbox` takes it out."""
+    """The box of a Linen parameter: the names of its axes, its role, and its scheme. `nn.unbox` takes the parameter
+    out."""
 
     role: str = struct.field(default="matrix", pytree_node=False)
     scheme: Any = struct.field(default=None, pytree_node=False)

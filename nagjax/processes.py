@@ -1,7 +1,7 @@
-"""The same program in several processes of this machine, which share its cores.
+"""Runs one program in several processes of this machine, which share its cores.
 
-Small models train faster side by side, each on cores of its own, than one after the other on all cores. Accelerators
-are not shared: a process takes the whole device.
+Small models train faster side by side, each on its own cores, than one after the other on all cores. Accelerators are
+not shared: a process takes the whole device.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from nagjax.json_reader import parse_json
 
 @contextlib.contextmanager
 def alarm(seconds: float, act: Callable, *args) -> Generator[None]:
-    """Calls `act(*args)` after so many seconds, unless the block has ended."""
+    """Calls `act(*args)` after this many seconds, unless the block has ended by then."""
     timer = threading.Timer(seconds, act, args)
     timer.daemon = True
     timer.start()
@@ -31,21 +31,21 @@ def alarm(seconds: float, act: Callable, *args) -> Generator[None]:
 
 
 def cores() -> int:
-    """Of this machine that this process may use."""
+    """The number of this machine's cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def shared_cores(count: int) -> dict[str, str]:
-    """The environment of one of so many processes that share this machine's cores."""
+    """The environment of each of `count` processes that share this machine's cores."""
     return os.environ | {"NPROC": str(max(cores() // count, 1))}
 
 
 def in_processes(module: str, given: Any, count: int) -> None:
-    """`python -m MODULE` so many times at once, each with the JSON value `given` on its standard input. What they say
-    on standard error is passed on line by line.
+    """Runs `python -m MODULE` in `count` processes at once. Each gets the JSON value `given` on its standard input.
+    Their standard error is passed on line by line.
 
-    Raises UserError if one fails. An interrupt and SIGTERM end all of them first, which raises Preempted after the
-    latter.
+    Raises UserError if one fails. An interrupt or SIGTERM first ends all of them; then KeyboardInterrupt or Preempted
+    is raised.
     """
     command, errors = [sys.executable, "-m", module], {"stderr": subprocess.PIPE, "text": True}
     with on_sigterm(_preempted):
@@ -56,7 +56,7 @@ def in_processes(module: str, given: Any, count: int) -> None:
         try:
             for worker, teller in zip(workers, tellers, strict=True):
                 teller.start()
-                with contextlib.suppress(BrokenPipeError):  # of one that has ended by now, with a code
+                with contextlib.suppress(BrokenPipeError):  # the process has already ended; its exit code tells why
                     worker.stdin.write(json.dumps(given))
                     worker.stdin.close()
             codes = [worker.wait() for worker in workers]
@@ -69,7 +69,7 @@ def in_processes(module: str, given: Any, count: int) -> None:
 
 
 def as_worker(main: Callable[[Any], None]) -> None:
-    """What such a process does: `main` of the value on its standard input, with a command's exit codes."""
+    """Runs such a process: calls `main` with the value on its standard input, and exits with a command's exit codes."""
     try:
         main(parse_json(sys.stdin.read()))
     except UserError as error:
@@ -79,7 +79,7 @@ def as_worker(main: Callable[[Any], None]) -> None:
 
 
 def end(workers: Sequence[subprocess.Popen]) -> list[int]:
-    """Tells all that still run to save themselves and end, and waits for them: their exit codes."""
+    """Tells all processes that still run to save themselves and end, waits for them, and returns all exit codes."""
     for worker in workers:
         worker.terminate()
     return [worker.wait() for worker in workers]
@@ -87,8 +87,8 @@ def end(workers: Sequence[subprocess.Popen]) -> list[int]:
 
 @contextlib.contextmanager
 def on_sigterm(handler: Callable[..., None]) -> Generator[None]:
-    """Inside it SIGTERM calls the handler. Python lets only the main thread handle signals: in another one they are
-    left to whoever handles them."""
+    """Inside this context SIGTERM calls the handler. Python allows only the main thread to set one; in other threads
+    nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,5 @@
-"""What a field of a config may hold, declared once in its annotation: checks, help and documentation read it there."""
+"""The values that a field of a config may hold, declared once in its annotation: checks, help and documentation read
+them there."""
 
 import dataclasses
 import math
@@ -12,13 +13,14 @@ from typing import Annotated, Any, Literal
 
 from nagjax.errors import UserError
 
-HIDDEN = "hidden"  # on a field that is no option: something else decides it
-LARGEST = 2**31 - 1  # of whole numbers: what an int32 index can hold
+HIDDEN = "hidden"  # marks a field that is no option, because something else determines it
+LARGEST = 2**31 - 1  # the largest whole number: what an int32 index can hold
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers a field may hold: at least `ge` or above `gt`, at most `le` or below `lt`. Never NaN or infinite."""
+    """The numbers that a field may hold: at least `ge` or above `gt`, at most `le` or below `lt`. Never NaN or
+    infinite."""
 
     ge: float | None = None
     gt: float | None = None
@@ -34,7 +36,8 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """As words: "at least 1", "from 0 to 1", "above 0 and below 1"; that a number has 32 bits is not told."""
+        """The range in words: "at least 1", "from 0 to 1", "above 0 and below 1". The limit of 32 bits is not
+        mentioned."""
         if self.ge is not None and self.le not in (None, LARGEST):
             return f"from {self.ge:g} to {self.le:.10g}"
         low = f"at least {self.ge:g}" if self.ge is not None else f"above {self.gt:g}" if self.gt is not None else ""
@@ -65,8 +68,8 @@ def unwrapped(hint: Any) -> tuple[Any, bool, Range | None]:
 
 
 def check_value(field: str, value: Any, hint: Any, fix: str = "") -> None:
-    """Raises UserError unless the value is of the hint's type, among its choices and within its range; a number must
-    be finite. `fix` is added to what is said."""
+    """Raises UserError unless the value has the hint's type, is among its choices and within its range; a number must
+    be finite. `fix` is added to the message."""
     kind, optional, limits = unwrapped(hint)
     if value is None and optional:
         return
@@ -80,13 +83,13 @@ def check_value(field: str, value: Any, hint: Any, fix: str = "") -> None:
 
 
 def check_each_once(field: str, names: Sequence[str], what: str) -> None:
-    """Raises UserError unless there are names, and none twice. `what`: what one names."""
+    """Raises UserError if there are no names, or if one occurs twice. `what`: the kind of thing that is named."""
     if not names or len({*names}) < len(names):
         raise UserError(field, names, f"name at least one {what}, and no {what} twice")
 
 
 def _wrong(value: Any, kind: Any, limits: Range | None) -> str:
-    """What to give instead, or nothing where the value is right."""
+    """What to give instead of the value; "" if the value is right."""
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         return "" if isinstance(value, str) and value in choices else f"choose {' or '.join(map(str, choices))}"
@@ -129,8 +132,9 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 
 def check_fields(config: Any, prefix: str = "", **fixes: str) -> None:
-    """Makes Python's numbers of NumPy's in a dataclass, frozen or not. Raises UserError for the first field whose value
-    is not what its annotation allows. `prefix` stands before the field's name, `fixes` say more about a field."""
+    """Replaces NumPy's numbers in a dataclass, frozen or not, by Python's. Raises UserError for the first field with a
+    value that its annotation does not allow. `prefix` is put before the field's name; `fixes` add to the message of a
+    field."""
     for name, hint in field_hints(type(config)).items():
         value = getattr(config, name)
         check_value(f"{prefix}{name}", value, hint, fixes.get(name, ""))
@@ -139,7 +143,8 @@ def check_fields(config: Any, prefix: str = "", **fixes: str) -> None:
 
 
 def _of_python(value: Any) -> Any:
-    """A number of NumPy, or a tuple with some, as Python's; what needs no change is the same object."""
+    """A NumPy number, or a tuple with some, as Python's numbers; a value that needs no change is returned as the same
+    object."""
     if isinstance(value, tuple):
         own = tuple(map(_of_python, value))
         return value if all(a is b for a, b in zip(own, value, strict=True)) else own

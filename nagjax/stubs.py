@@ -1,7 +1,7 @@
-"""Writes the stubs that tell editors and type checkers what `nagjax` and `nagjax.linen` have: calls, packages, and the
-modules made from schemes.
+"""Writes the stubs that tell editors and type checkers the contents of `nagjax` and `nagjax.linen`: calls, packages,
+and the modules made from schemes.
 
-python -m nagjax.stubs        # writes nagjax/__init__.pyi and nagjax/linen.pyi
+    python -m nagjax.stubs        # writes nagjax/__init__.pyi and nagjax/linen.pyi
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Many runs of one config: over a grid of some options, or over random draws of them.
 
-Each run is a folder of its own, trained by `nagjax.train.loop.train`: finished runs are not trained again, interrupted
-ones go on, and one that another process is writing is left to it. So any number of processes work on one sweep by being
-started with the same command.
+Each run has a folder of its own and is trained by `nagjax.train.loop.train`: finished runs are not trained again,
+interrupted ones are continued, and a run that another process is writing is left to that process. So any number of
+processes can work on one sweep: start each with the same command.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ from nagjax.options import RunOptions, read_options
 from nagjax.processes import as_worker
 
 Draw = Callable[[np.random.Generator], Any]
-LONGEST_NAME = 255  # bytes, of a folder in a file system
-REPEATS = 1000  # draws of nothing new, one behind the other, after which all there is was drawn
+LONGEST_NAME = 255  # bytes of a folder's name in a file system
+REPEATS = 1000  # draws in a row without a new combination, after which there are taken to be no more
 _NUMBER = r"-?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run of a sweep: the folder's name, what differs from the others, and all its options."""
+    """One run of a sweep: its folder's name, the options in which it differs from the others, and all its options."""
 
     name: str
     varied: dict[str, Any]
@@ -49,7 +49,7 @@ class Varied:
 
     @classmethod
     def parse(cls, text: str) -> "Varied":
-        """From `lr=0.001,0.002` or `lr=1e-4..1e-2`. Raises UserError."""
+        """Parses `lr=0.001,0.002` or `lr=1e-4..1e-2`. Raises UserError for any other form."""
         option, equals, values = text.partition("=")
         option = option.strip().lstrip("-").replace("-", "_")
         if not equals or not option or not values.strip():
@@ -65,8 +65,8 @@ class Varied:
             raise UserError("vary", text, error.fix) from None
 
     def draw(self, noise: np.random.Generator) -> Any:
-        """One of the values, each as likely as the others; of a range so that each factor is as likely as another, a
-        whole number where both ends are, else of four digits."""
+        """A random value: from a list, each value with the same probability; from a range, uniform in the logarithm, as
+        a whole number if both ends are whole numbers, else rounded to four digits."""
         if self.values:
             return self.values[int(noise.integers(len(self.values)))]
         whole = isinstance(self.low, int) and isinstance(self.high, int)
@@ -75,8 +75,8 @@ class Varied:
 
 
 def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int = 0) -> list[Trial]:
-    """The runs of a sweep: `base`, options by name, with every combination of the values in `vary`; or `draws` random
-    ones, all if there are fewer, of which the first are the same however many are drawn.
+    """The runs of a sweep: `base`, options by name, with every combination of the values in `vary`; or with `draws`,
+    that many random combinations, or all if there are fewer. The first of them are the same for every number of draws.
 
     Raises UserError for options or values that a run cannot have, a range without `draws`, and an option given twice.
     """
@@ -106,7 +106,7 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
 
 
 def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any], ranges: Mapping[str, str]) -> Trial:
-    """ranges: the texts of those that values were drawn from, by their options."""
+    """Makes a run. ranges: by option, the texts of the ranges from which values were drawn, for error messages."""
     given = {SHORT.get(option, option): value for option, value in varied.items()}
     try:
         return Trial(name, varied, read_options(overridden(base, given)))
@@ -126,7 +126,7 @@ def _name(varied: dict[str, Any]) -> str:
 
 
 def check_all(trials: Sequence[Trial], out: Path) -> None:
-    """Raises UserError as `check` does, and for what the training of any of them refuses."""
+    """Raises UserError as `check` does, and for anything for which the training of one of the runs would raise it."""
     from nagjax.train.loop import checked
 
     check(trials, out)
@@ -136,8 +136,8 @@ def check_all(trials: Sequence[Trial], out: Path) -> None:
 
 
 def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> None:
-    """Trains every run that is neither finished nor in the hands of another process, one after the other. A run that
-    breaks down is told and left; the others go on."""
+    """Trains, one after the other, every run that is neither finished nor being trained by another process. If a run
+    breaks down, its error is reported and the others go on."""
     import jax
 
     from nagjax.runs.lock import Held
@@ -159,8 +159,8 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
 
 
 def check(trials: Sequence[Trial], out: Path) -> None:
-    """Raises UserError where a run's folder has checkpoints of other options or of another corpus: the results of
-    another sweep; and where two runs that start from another one would be the same, whatever was varied."""
+    """Raises UserError if a run's folder has checkpoints of other options or of another corpus, which are the results
+    of another sweep; and if two runs that start from another run would be the same despite different options."""
     from nagjax.data import open_dataset
     from nagjax.runs.folder import refuse_other_run
     from nagjax.runs.identity import corpus_identity
@@ -186,7 +186,7 @@ def check(trials: Sequence[Trial], out: Path) -> None:
 
 
 def finished(trial: Trial, out: Path) -> bool:
-    """Whether a run's last step is saved and was evaluated."""
+    """Whether a run's last step is saved and evaluated."""
     from nagjax.runs.names import CHECKPOINTS
     from nagjax.train.checkpoint import store
 
@@ -194,17 +194,17 @@ def finished(trial: Trial, out: Path) -> bool:
 
 
 def results(trials: Sequence[Trial], out: Path) -> list[dict]:
-    """Of every run that has begun: `name`, `varied`, `step`, `finished`, and of its last evaluation `loss` (nats per
-    token) and `bits_per_byte` (None before the first, and where not finite). The best first, by bits per byte where
-    the runs have any, because a token of another tokenizer is another amount of text; unfinished runs last. Raises
-    UserError as `check`."""
+    """For every run that has begun: `name`, `varied`, `step`, `finished`, and from its last evaluation `loss` (nats per
+    token) and `bits_per_byte` (None before the first evaluation, and if not finite). The best runs come first,
+    unfinished ones last. They are ranked by bits per byte if the runs have it, because tokens of different tokenizers
+    hold different amounts of text. Raises UserError as `check` does."""
     from nagjax.files import has_file
     from nagjax.report.verdict import ranking
     from nagjax.runs.log import load_run
     from nagjax.runs.names import INFO
 
     check(trials, out)
-    begun = [trial for trial in trials if has_file(out / trial.name / INFO)]  # the last of what a run writes at first
+    begun = [trial for trial in trials if has_file(out / trial.name / INFO)]  # the last file that a new run writes
     runs = {trial.name: load_run(out / trial.name) for trial in begun}
     scored = [name for name, run in runs.items() if run.evals.step.size]
     values = dict(zip(scored, ranking([runs[name] for name in scored])[0], strict=True))
@@ -224,7 +224,7 @@ def results(trials: Sequence[Trial], out: Path) -> list[dict]:
 
 
 def on_one_text(found: Sequence[dict], out: Path) -> bool:
-    """Whether what `results` returns was scored on one text, so that its order says something."""
+    """Whether the runs that `results` returned were all scored on the same text, so that their order is meaningful."""
     from nagjax.report.verdict import same_text, scored_parts
     from nagjax.runs.log import load_run
 
@@ -234,7 +234,7 @@ def on_one_text(found: Sequence[dict], out: Path) -> bool:
 
 
 def of_others(trials: Sequence[Trial], out: Path) -> list[str]:
-    """Runs that sweep.json lists and these trials do not have."""
+    """The runs that sweep.json lists and that are not among these trials."""
     from nagjax.files import read_json
 
     try:
@@ -245,7 +245,7 @@ def of_others(trials: Sequence[Trial], out: Path) -> list[str]:
 
 
 def table(found: Sequence[dict]) -> str:
-    """One line per run."""
+    """The results as a table, one line per run."""
     lines = []
     for own in found:
         scores = (own["loss"], own["bits_per_byte"])
@@ -257,7 +257,8 @@ def table(found: Sequence[dict]) -> str:
 
 
 def taken(shard: str) -> slice:
-    """Of `i/n`: every n-th run from the i-th on, from 0. Raises UserError."""
+    """The runs of a shard `i/n`: every n-th run from the i-th on, counted from 0. Raises UserError for any other
+    text."""
     try:
         index, count = (int(part) for part in shard.split("/"))
     except ValueError:

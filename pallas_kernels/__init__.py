@@ -1,8 +1,8 @@
 """Row kernels for the residual boundary of deep Transformers, on TPU, GPU and CPU.
 
 Pure functions on arrays with hand-written derivatives; the package needs JAX and jaxtyping. Every op takes rows
-`[..., D]` of any width, runs inside jit, scan, remat and shard_map, and chooses its implementation for the platform it
-is lowered for; `choices` says which, and why others cannot be used.
+`[..., D]` of any width and runs inside jit, scan, remat and shard_map. It chooses its implementation for the platform
+for which it is lowered; `choices` lists the implementation of each platform, and why others cannot be used.
 """
 
 from pallas_kernels.checks import checking_indices as checking_indices

@@ -1,10 +1,10 @@
 """Time every op: `python -m pallas_kernels.bench [--json FILE] [--op NAME] [--repeats N]`.
 
-For each op, implementation and shape of `shapes.BENCH`: microseconds of the forward pass and of forward plus
-backward (with a barrier between the two), the bandwidth computed from the bytes that the op must move
-(`bytes_moved`), its ratio to the bandwidth of a plain copy measured in the same run, and the time relative to
-XLA's own compilation of the reference. The backward pass alone is the difference of the two times, where that is
-positive. Row ops are timed without donated operands, so XLA first copies the stream that they write into: their
+The figures for each op, implementation and shape of `shapes.BENCH` are: microseconds of the forward pass and of forward
+plus backward (with a barrier between the two), the bandwidth computed from the bytes that the op must move
+(`bytes_moved`), its ratio to the bandwidth of a plain copy measured in the same run, and the time relative to XLA's own
+compilation of the reference. The time of the backward pass alone is the difference of the two times, if this is
+positive. Row ops are timed without donated operands, so XLA first copies the stream into which they write: their
 bandwidth is not shown.
 
 On a CPU the shapes are small, and the figures only show that everything runs.
@@ -65,8 +65,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
-    """Yields the figures of one op at one shape: the reference first, then every implementation that runs here.
-    One that fails has a row with `error`, and no figures but those of the forward pass if only its gradients fail."""
+    """Yields the figures of one op at one shape: the reference first, then every implementation that runs here. An
+    implementation that fails has a row with `error`; if only its gradients fail, it also has the figures of the forward
+    pass."""
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in (REFERENCE, *op.implementations):
@@ -75,7 +76,7 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
         row = {"op": name, "shape": list(shape), "implementation": implementation}
         try:
             times, failed = timed(name, implementation, shape, rotate=rotate, repeats=repeats)
-        except Exception as error:  # the others have theirs
+        except Exception as error:  # the other implementations still have figures
             yield row | {"error": in_one_line(error)}
             continue
         if failed:
@@ -89,8 +90,8 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
 def timed(
     name: str, implementation: str, shape: tuple[int, int, str], *, rotate: int, repeats: int
 ) -> tuple[dict[str, float], Exception | None]:
-    """Microseconds by pass, no "backward" where noise was larger than it; and what the gradients ended in, which leaves
-    the forward pass alone."""
+    """Microseconds by pass, and the error of the gradients, if any; then only the forward pass has a time. "backward"
+    is left out if noise made the difference negative."""
     op, of = all_ops()[name], sample(name, *shape)
     (what, fn, make), (both, gradients, make_both) = _programs(op, implementation, of)
     times = {what: microseconds(fn, make, rotate=rotate, repeats=repeats)}
@@ -103,8 +104,8 @@ def timed(
 
 
 def bandwidth(name: str, shape: tuple[int, int, str], what: str, microseconds: float) -> float | None:
-    """GB/s of the bytes of one visit of every tensor; None for row ops. All implementations are charged with the bytes
-    of the TPU's kernels, which add the least to those of the tensors."""
+    """GB/s of the bytes of one visit of every tensor; None for row ops. For all implementations these are the bytes of
+    the TPU kernels, which add the least to those of the tensors."""
     op, sizes = all_ops()[name], sample(name, *shape).sizes
     if sizes is None:
         return None
@@ -128,7 +129,8 @@ def with_gradients(forward: Callable, args: tuple, cotangents: tuple) -> list[ja
 
 
 def _one_after_the_other(forward: Callable, args: tuple, cotangents: tuple) -> list[jax.Array]:
-    """`with_gradients`, with the passes apart as in a training step: XLA would fuse them and read operands once."""
+    """`with_gradients`, with a barrier between the passes as in a training step: otherwise XLA would fuse them and read
+    operands once."""
     return _pulled(*jax.lax.optimization_barrier((*jax.vjp(forward, *args), cotangents)))
 
 
@@ -149,7 +151,7 @@ def arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.
 
 
 def in_one_line(error: Exception) -> str:
-    """For a file of results: compilers say pages."""
+    """The error as one line of at most about 400 characters, for a file of results: compilers write pages."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 

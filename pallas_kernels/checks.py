@@ -21,15 +21,15 @@ def describe(array: jax.Array) -> str:
 
 
 def check_float(op: str, **arrays: jax.Array) -> None:
-    """Checks that every array has one of the floating dtypes that ops compute in."""
+    """Checks that every array has one of the floating dtypes in which ops compute. Raises ValueError otherwise."""
     for name, array in arrays.items():
         if array.dtype not in FLOATS:
             refuse_argument(op, name, describe(array), "a floating dtype (bfloat16, float16 or float32)")
 
 
 def check_dtype(op: str, dtype: object, *rows: jax.Array, **arrays: jax.Array) -> None:
-    """Checks that JAX takes every array as exactly this dtype, or beside `rows` of float64, which oracles use, as
-    float64: without 64-bit types it takes NumPy's float64 as float32."""
+    """Checks that JAX reads every array as exactly this dtype, or as float64 if one of `rows` is float64, as in
+    oracles. Without 64-bit types JAX reads NumPy's float64 as float32. Raises ValueError otherwise."""
     dtype, wide = canonicalize_dtype(dtype), jnp.float64 in [canonicalize_dtype(x.dtype) for x in rows]
     for name, array in arrays.items():
         own = canonicalize_dtype(array.dtype)
@@ -38,7 +38,8 @@ def check_dtype(op: str, dtype: object, *rows: jax.Array, **arrays: jax.Array) -
 
 
 def as_scale(op: str, scale: object, gain: object) -> jax.Array:
-    """A factor that may be a Python number, in the dtype of the gain beside it."""
+    """The factor, which may be a Python number, as an array in the dtype of the gain beside it. Raises ValueError for
+    anything else."""
     if not hasattr(scale, "dtype") and not isinstance(scale, int | float):
         refuse_argument(op, "scale", repr(scale), "a number")
     if hasattr(scale, "dtype") and scale.dtype.kind not in "iuf" and scale.dtype not in FLOATS:
@@ -47,7 +48,8 @@ def as_scale(op: str, scale: object, gain: object) -> jax.Array:
 
 
 def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict[str, object]:
-    """Match each array against a tuple of letters and numbers; "..." matches any leading dimensions.
+    """Matches each array against a tuple of letters and numbers; "..." matches any leading dimensions. Raises
+    ValueError for an array that does not match.
 
     `check_shapes("op", {"x": (x, ("...", "D")), "gain": (gain, ("D",))})` returns the values of "..." and "D".
     """
@@ -83,7 +85,8 @@ _checking: ContextVar[bool] = ContextVar("check_indices", default=False)
 
 @contextlib.contextmanager
 def checking_indices() -> Iterator[None]:
-    """Check the indices of row ops traced inside: ValueError at once, or (inside jit) when the program runs.
+    """Inside this context row ops check their indices: they raise ValueError at once, or (inside jit) when the program
+    runs.
 
     Without this check, indices that are out of range or repeated have undefined results.
     """
@@ -95,7 +98,7 @@ def checking_indices() -> Iterator[None]:
 
 
 def check_indices(op: str, indices: jax.Array, rows: int) -> None:
-    """Does nothing unless inside `checking_indices`."""
+    """Checks that indices are unique and in [0, rows). Does nothing outside of `checking_indices`."""
     if not _checking.get():
         return
 

@@ -1,4 +1,4 @@
-"""Kernels are differentiated once, by their own backward pass; a second derivative is refused in words."""
+"""Kernels are differentiated once, by their own backward pass; a second derivative raises an error that says so."""
 
 import functools
 from collections.abc import Callable

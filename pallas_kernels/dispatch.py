@@ -65,9 +65,9 @@ def _accept(*args, **constants) -> None:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Implementation:
     """One way to compute an op; see the head of this file. `bytes_moved(rows, width, dtype, backward=)` gives the bytes
-    that a pass must read and write, if known; `reserve(*inputs)` gives the reason why this implementation is used for
-    these inputs only when it is named. `keeps`: trailing dimensions of further row arrays that `forward` returns behind
-    the op's `extra`, and that `backward` gets as its last residuals where no other implementation may run."""
+    that a pass must read and write, if known. `reserve(*inputs)` gives the reason why this implementation is used for
+    these inputs only if it is named. `keeps`: trailing dimensions of further row arrays, which `forward` returns after
+    the op's `extra` and `backward` gets as its last residuals, if no other implementation can run."""
 
     forward: Callable[..., tuple]
     backward: Callable[..., tuple]
@@ -86,7 +86,7 @@ class Op:
     Args:
       inputs: per argument the number of trailing (not row) dimensions, or None for a replicated argument.
       outputs: the same per output; every output has rows.
-      keep_inputs, keep_outputs: positions of the inputs and outputs the backward pass reads.
+      keep_inputs, keep_outputs: positions of the inputs and outputs that the backward pass reads.
       extra: trailing dimensions of each further row array that `forward` saves.
       integer_inputs: positions of arguments without a gradient.
     """
@@ -125,14 +125,14 @@ class Choice:
         return self.names[PLATFORMS.index(platform)]
 
     def only(self, platform: str | None) -> "Choice":
-        """For programs of this platform alone; as it is if none is known, if nothing can run on it, and on an AMD GPU,
-        for which kernels are traced in their own way."""
+        """The choice for programs of this platform alone. Unchanged if the platform is unknown, if nothing can run on
+        it, and on an AMD GPU, for which kernels are traced differently."""
         name = None if platform in (None, "rocm") else self.on(platform)
         return dataclasses.replace(self, names=(name,) * len(PLATFORMS)) if name else self
 
     @property
     def extra(self) -> tuple[int, ...]:
-        """Trailing dimensions of the row arrays that forward passes save."""
+        """Trailing dimensions of the further row arrays that forward passes save."""
         one = self.names[0] if len(set(self.names)) == 1 else None
         return self.op.extra + (self.op.implementations[one].keeps if one else ())
 
@@ -244,7 +244,7 @@ _preferred: ContextVar[ImplementationName] = ContextVar("preferred_implementatio
 
 
 def preferred() -> ImplementationName:
-    """The implementation that the surrounding `using` asks for."""
+    """The implementation that the surrounding `using` names; None outside of it."""
     return _preferred.get()
 
 

@@ -87,7 +87,7 @@ def arrays(type_text: str) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def _bytes(dtype: str) -> float:
-    """Of an element. Raises ValueError for a type that is not known: counted as nothing it would make a plan wrong."""
+    """Bytes of one element. Raises ValueError for an unknown dtype: counting it as nothing would make a plan wrong."""
     small = _SMALL_FLOAT.fullmatch(dtype)
     if small is None and dtype not in BITS:
         raise ValueError(f"the compiled program has arrays of {dtype}: add their bits to {__name__}.BITS")
@@ -95,7 +95,8 @@ def _bytes(dtype: str) -> float:
 
 
 def size(type_text: str, everywhere: bool = False) -> int:
-    """Bytes of all arrays of a type that are in main memory; with `everywhere` also those that a TPU keeps on chip."""
+    """Bytes of all arrays of a type that are in main memory; with `everywhere` also of those that a TPU keeps on
+    chip."""
     return int(
         sum(
             _bytes(dtype) * math.prod(shape)
@@ -106,7 +107,7 @@ def size(type_text: str, everywhere: bool = False) -> int:
 
 
 def parts(type_text: str) -> list[str]:
-    """The elements of a tuple type; any other type itself."""
+    """The elements of a tuple type; for any other type, the type itself."""
     if not type_text.startswith("("):
         return [type_text]
     found, depth, start = [], 0, 1

@@ -1,4 +1,4 @@
-"""Which implementation every op uses on every platform, and why not others, as `nagjax info --kernels` shows it."""
+"""The implementation that every op uses on every platform, and why not others, as `nagjax info --kernels` shows it."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ class Row(NamedTuple):
 
 
 def choices(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> list[Row]:
-    """The choice of implementation=None (or `using`) for every op, at `[rows, width]` of `dtype`."""
+    """For every op, at rows `[rows, width]` of `dtype`, the implementation that implementation=None (or `using`)
+    chooses."""
     table = []
     for name, op in all_ops().items():
         of = sample(name, rows, width, dtype)

@@ -1,4 +1,4 @@
-"""Device, versions, commit and date of a measurement, which every file of results begins with."""
+"""The origin of a measurement: device, versions, commit and date, with which every file of results begins."""
 
 import datetime
 import functools
@@ -41,7 +41,7 @@ def now() -> str:
 
 
 def processor() -> str:
-    """The host's CPU and its widest vector instructions; only the architecture if the system does not say more."""
+    """The host's CPU model and its widest vector instructions; only the architecture if the system tells no more."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -55,7 +55,7 @@ def processor() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Versions of these packages; None for one that is not installed, such as a checkout that is run in place."""
+    """Versions of these packages; None for a package that is not installed, such as one that is run from a checkout."""
 
     def one(name: str) -> str | None:
         try:
@@ -69,8 +69,8 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 @functools.cache
 def commit() -> str | None:
     """The commit of the checkout that contains this code, with "-dirty" if the code differs from it; None outside of a
-    checkout. For a copy without history, the environment variable NAGJAX_COMMIT gives it, with a `+` and the `sources`
-    of that commit behind it if a change is to be noticed."""
+    checkout. For a copy without history the environment variable NAGJAX_COMMIT gives the commit. If it ends in `+` and
+    the commit's `sources`, "-dirty" is added when the code has changed."""
     if told := os.environ.get("NAGJAX_COMMIT"):
         name, _, digest = told.partition("+")
         return f"{name}-dirty" if digest not in ("", sources()) and not name.endswith("-dirty") else name
@@ -87,7 +87,7 @@ def commit() -> str | None:
 
 
 def sources() -> str:
-    """The first digits of a SHA-256 of all Python files of CODE, with their names."""
+    """The first 12 digits of a SHA-256 of all Python files of CODE, with their names."""
     folder, digest = pathlib.Path(__file__).parents[1], hashlib.sha256()
     found = (path for pattern in CODE for path in folder.glob(pattern))
     files = {file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path])}

@@ -1,13 +1,13 @@
 """How the rows of an op are split over devices: one context that puts every row op under `shard_map`.
 
-Why this exists: a Pallas kernel cannot be partitioned by the compiler, and a row op needs no communication.
-Model code calls ops on global arrays and knows no mesh; the code that makes the mesh wraps the step once:
+Why this exists: a Pallas kernel cannot be partitioned by the compiler, and a row op needs no communication. Model code
+calls ops on global arrays and knows no mesh; the code that makes the mesh wraps the step once:
 
     step = shard_rows(step, mesh, P(("data", "fsdp")))
 
-Every row op traced inside runs per shard, forward and backward. Gradients of replicated operands (gains, gate
-weights) are summed over the row axes; nothing else is communicated. Axes that the spec does not name (such as a
-tensor-parallel one) hold copies of the rows and need no collective either.
+Every row op traced inside runs per shard, forward and backward. Gradients of replicated operands (gains, gate weights)
+are summed over the row axes; nothing else is communicated. Axes that the spec does not name (such as a tensor-parallel
+one) hold copies of the rows and need no collective either.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 
 class Placement(NamedTuple):
-    """`rows[i]` names the mesh axes that leading dimension `i` of every row operand is split over."""
+    """A mesh, and `rows`: `rows[i]` names the mesh axes that split leading dimension `i` of every row operand."""
 
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
     rows: P
@@ -33,7 +33,7 @@ class Placement(NamedTuple):
         return _axes(self.rows if dimension is None else P(*tuple(self.rows)[dimension : dimension + 1]))
 
     def parts(self, dimension: int) -> int:
-        """How many parts this leading dimension is split into."""
+        """The number of parts into which this leading dimension is split."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes(dimension))
 
 
@@ -68,7 +68,7 @@ def shard_rows(fn: Callable, mesh: jax.sharding.Mesh | None, rows: P | str) -> C
 
 @contextlib.contextmanager
 def row_placement(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None, rows: P | str) -> Iterator[None]:
-    """The same as `shard_rows`, for the row ops traced inside a `with` block."""
+    """`shard_rows` for the row ops traced inside a `with` block. Raises ValueError as `shard_rows` does."""
     token = _current.set(None if mesh is None else Placement(mesh, _checked(mesh, rows)))
     try:
         yield
@@ -86,7 +86,7 @@ def _checked(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rows: P | str)
 
 
 def current_placement() -> Placement | None:
-    """The current placement, or None outside of the context or inside a `shard_map` (axes are Manual)."""
+    """The current placement; None outside of the context and inside a `shard_map` (whose axes are Manual)."""
     placement = _current.get()
     if placement is None:
         return None
@@ -95,8 +95,8 @@ def current_placement() -> Placement | None:
 
 
 def placement_of(args: Sequence[jax.Array], lead: Sequence[int | None]) -> Placement | None:
-    """The current placement; where there is none and all axes of the mesh in use are Explicit, that of the rows which
-    are split over most of them. None where rows are whole, as `vmap` makes of an axis that is split."""
+    """The current placement. If there is none and all axes of the mesh in use are Explicit, the placement of those rows
+    that are split over the most axes; None if no rows are split, as `vmap` over a split axis leaves them."""
     placement, mesh = current_placement(), jax.sharding.get_abstract_mesh()
     if placement is not None or {*mesh.axis_types} != {AxisType.Explicit}:
         return placement
@@ -143,8 +143,8 @@ def check_divides(op: str, lead: Sequence[int], placement: Placement | None) -> 
 
 
 def alike(args: Sequence[jax.Array], like: Sequence[jax.Array] = ()) -> tuple[jax.Array, ...]:
-    """`args`, all varying over the mesh axes that any of them, or of `like`, varies over: inside a `shard_map` of the
-    user's, which then sums the gradients of what does not vary, such as a gain, over its axes."""
+    """`args`, all varying over the mesh axes over which any of them, or of `like`, varies. This is for a user's
+    `shard_map`, which then sums the gradients of arguments that do not vary, such as a gain, over its axes."""
     axes = frozenset().union(*map(_varying, (*args, *like)))
     missing = [tuple(sorted(axes - _varying(x))) for x in args]
     return tuple(jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(args, missing, strict=True))
@@ -155,7 +155,7 @@ def _varying(x: jax.Array) -> frozenset[str]:
 
 
 def place(args: tuple, placement: Placement | None, lead: tuple[int | None, ...]) -> tuple:
-    """`args` with their Explicit shardings (if the mesh has any) changed to those that `on_shards` takes."""
+    """`args`, with their Explicit shardings (if the mesh has any) changed to those that `on_shards` expects."""
     if placement is None or AxisType.Explicit not in placement.mesh.axis_types:
         return args
     mesh, rows = placement

@@ -1,8 +1,8 @@
 """The shapes that tests, benchmarks and ahead-of-time compilation share, every op's arguments at a shape, and the
-tolerance of an op's results.
+tolerance for an op's results.
 
-Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU width (5461), and the widest
-that all default kernels take in bfloat16 (8192). Rows: one, an odd handful, and two sizes of real batches.
+Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU width (5461), and the widest rows that
+all default kernels support in bfloat16 (8192). Rows: one, an odd handful, and two sizes of real batches.
 """
 
 import math
@@ -49,16 +49,15 @@ BENCH_CPU = ((2048, 256, "float32"), (2048, 640, "float32"))
 def tolerance(dtype: DTypeLike, width: int, sums: int = 4) -> dict[str, float]:
     """`rtol` and `atol` for a result of RMS one against its float64 value.
 
-    rtol: one rounding to the output dtype, half an ulp, and the same again for results near the middle between
-    two numbers. atol: a float32 sum of `width` random terms is off by about sqrt(width) roundings,
-    and the errors of `sums` such row statistics reach every element. Inputs are exact: the float64 value is
-    computed from the rounded inputs.
+    rtol: one rounding to the output dtype, half an ulp, and the same again for results near the middle between two
+    numbers. atol: a float32 sum of `width` random terms is off by about sqrt(width) roundings, and the errors of `sums`
+    such row statistics reach every element. Inputs are exact: the float64 value is computed from the rounded inputs.
     """
     epsilon = float(jnp.finfo(dtype).eps)
     return {"rtol": epsilon, "atol": sums * math.sqrt(width) * float(jnp.finfo(jnp.float32).eps)}
 
 
-GATES = 32  # of a modulator
+GATES = 32  # directions C of a modulator
 GROUPS, SHARE = 4, 4  # row ops: groups of rows, and one row in SHARE selected
 
 
@@ -75,7 +74,7 @@ class Sample(NamedTuple):
 
 
 def sample(op: str, n: int, width: int, dtype: str) -> Sample:
-    """Arguments of `n` rows of `width`."""
+    """The arguments of the op with `n` rows of `width`. Raises ValueError for an unknown op."""
     row, scalar, vector = Like((n, width), dtype), Like((n,), jnp.float32), Like((width,), jnp.float32)
     gates, one = Like((GATES,), jnp.float32), Like((), jnp.float32)
     each = max(n // GROUPS, SHARE)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 # More than the last-level cache of any current accelerator (H200: 50 MB), so that no operand is in cache.
 ROTATE_BYTES = 512 * 2**20
 MOST_SETS = 8
-MOST_CALLS = 64  # of the function in a program
-PROGRAM_BYTES = 2 * 2**30  # that a program visits, should MOST_CALLS allow it: few devices take less than
-PROGRAM_SECONDS = 3e-4  # for it, many times what the host takes to start it
+MOST_CALLS = 64  # calls of the function in a program
+PROGRAM_BYTES = 2 * 2**30  # bytes that a program visits, if MOST_CALLS allows it
+PROGRAM_SECONDS = 3e-4  # least seconds of a program, many times what the host takes to start it
 ROUND_SECONDS = 0.02
-WARM_SECONDS = 0.1  # in which a device that was idle reaches its clock
+WARM_SECONDS = 0.1  # seconds in which an idle device reaches its clock
 
 
 def size(tree: object) -> int:
@@ -24,11 +24,12 @@ def size(tree: object) -> int:
 
 
 def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotate: int, repeats: int) -> float:
-    """Median time of one `fn(*args)` on the device.
+    """Median time of one `fn(*args)` on the device, in microseconds.
 
-    One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, over and over
-    until it has visited PROGRAM_BYTES or, where the device is faster, takes PROGRAM_SECONDS; it is `queued`. Barriers
-    between the calls prevent fusion and overlap. With `rotate` = 0 (a CPU) `fn` is called once in a program.
+    One program calls `fn` on several sets of arguments in turn, at most MOST_SETS, so that together they exceed
+    `rotate` bytes if possible. It repeats this until it has visited PROGRAM_BYTES or, on a faster device, takes
+    PROGRAM_SECONDS, with at most MOST_CALLS calls. The program is timed by `queued`. Barriers between the calls prevent
+    fusion and overlap. With `rotate` = 0 (a CPU) the program calls `fn` once.
     """
     first = make_args(jax.random.key(0))
     each = size((first, jax.eval_shape(fn, *first)))
@@ -55,7 +56,7 @@ def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotat
 
 
 def running(call: Callable[[], object]) -> Callable[[int], float]:
-    """`run(times)`: the seconds until what so many calls return is computed."""
+    """A function `run(times)`: the seconds until the results of that many calls are computed."""
 
     def run(times: int) -> float:
         start = time.perf_counter()
@@ -68,7 +69,8 @@ def running(call: Callable[[], object]) -> Callable[[int], float]:
 
 
 def warmed(run: Callable[[int], float]) -> float:
-    """Seconds of a program of which `run(times)` says how long so many take, when the device has reached its clock."""
+    """Seconds of one call, on a device that has reached its clock. `run(times)` gives the seconds of that many
+    calls."""
     began = time.perf_counter()
     while time.perf_counter() - began < WARM_SECONDS:
         each = run(2) / 2
@@ -76,13 +78,14 @@ def warmed(run: Callable[[int], float]) -> float:
 
 
 def queued(run: Callable[[int], float], repeats: int) -> float:
-    """Median seconds of the same, queued so often (ROUND_SECONDS of work) that the device never waits for the host."""
+    """Median seconds of one call. So many calls (ROUND_SECONDS of work) are queued that the device never waits for the
+    host."""
     times = max(1, math.ceil(ROUND_SECONDS / run(2) * 2))
     return statistics.median(run(times) for _ in range(repeats)) / times
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
-    """Median of a function, compiled, on a device that has reached its clock."""
+    """Median seconds of a compiled function, on a device that has reached its clock."""
     run = running(call)
     run(1)  # compiles
     warmed(run)
@@ -90,7 +93,7 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def copy_bandwidth(*, rotate: int, repeats: int) -> float:
-    """GB/s of reading a [N, D] array and writing another (its negative, which no compiler can skip)."""
+    """GB/s of reading an [N, D] array and writing another one (its negative, which no compiler can skip)."""
     shape = (16384, 8192) if rotate else (2048, 640)
     taken = microseconds(
         jnp.negative,

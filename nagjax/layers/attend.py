@@ -30,14 +30,15 @@ def attend(
     causal: bool = True,
     gaps: bool = False,
 ) -> Float[Array, "B Tq H Dh"]:
-    """Attention within documents, causal or not, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
+    """Attention within documents, causal or not, scaled by 1/sqrt(Dh); softmax in float32. H is a multiple of K.
 
-    `q_where` and `k_where` are `Where`s. Where there are as many queries as keys, they are the same tokens in the same
-    order; a key may be hidden by a segment of its own. implementation: "xla"; "cudnn" (GPU, bfloat16); "tokamax" (GPU)
-    and "splash" (TPU, causal), both without scores in memory (`nagjax.layers.flash`, `nagjax.layers.splash`); "auto"
-    takes what suits the device. window: the number of tokens that a causal query sees, counting back from its own. cap:
-    limits the logits (`softcap`), xla alone. gaps: whether keys between those that a query sees may be hidden from it,
-    which tokamax's kernels cannot leave out.
+    `q_where` and `k_where` are `Where`s. If there are as many queries as keys, they are the same tokens in the same
+    order; a key may have a segment of its own, which hides it from all queries. implementation: "xla"; "cudnn" (GPU,
+    bfloat16); "tokamax" (GPU) and "splash" (TPU, causal), which both keep the scores out of memory
+    (`nagjax.layers.flash`, `nagjax.layers.splash`); "auto" chooses what suits the device. window: the number of tokens
+    that a causal query sees, counting back from its own. cap: limits the logits (`softcap`), with xla alone. gaps:
+    whether some of the keys between the first and the last that a query sees may be hidden from it, which tokamax's
+    kernels do not support.
 
     If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 
@@ -78,12 +79,14 @@ def _capped(q, k, v, mask: Bool[Array, "B 1 Tq Tk"], cap: float) -> Float[Array,
 
 
 def _parts(placement: Placement | None, dimension: int = 1) -> int:
-    """How many parts the tokens of a sequence, or (dimension 0) the sequences, are split into."""
+    """The number of parts into which the tokens of a sequence are split over devices; with dimension 0, the
+    sequences."""
     return 1 if placement is None else placement.parts(dimension)
 
 
 def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Float[Array, "B T H Dh"]:
-    """x with its tokens split over these mesh axes (None: not split), and otherwise as it is."""
+    """Splits the tokens of x over these mesh axes (None: does not split them) and leaves the other dimensions as they
+    are."""
     free = P.UNCONSTRAINED
     return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, P(free, axes, free, free)))
 

@@ -23,6 +23,7 @@ ALL = 2**30  # tokens: more than any context
 
 
 def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*n Dh"]:
+    """x divided by its root mean square over the last axis: computed in float32, returned in the dtype of x."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
     scale = cpu.once(scale) if on_gpu() else scale  # XLA:GPU would write float32 rows between norm and rotation
@@ -30,7 +31,7 @@ def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with RoPE and optional QK-norm (Henry et al. 2020); `config.block` adds biases and
+    """Grouped-query attention with RoPE and optional QK-norm (Henry et al. 2020). `config.block` may add biases and
     gains."""
 
     def __init__(self, config, scales: Scales, rngs: nnx.Rngs):
@@ -51,7 +52,7 @@ class Attention(nnx.Module):
         self.other = nnx.data(None)
 
     def of_block(self, place: Int[Array, ""]) -> "Attention":
-        """The attention of the block at this 0-based place before pruning, which may be one of `block.others`."""
+        """The attention of the block at this 0-based place (before pruning), which may be one of `block.others`."""
         if not self.config.block.others.places:
             return self
         changed = copy.copy(self)
@@ -60,7 +61,7 @@ class Attention(nnx.Module):
 
     @property
     def window(self) -> Window:
-        """Tokens that a query of this block sees, counting back from its own; None: all."""
+        """The number of tokens that a query of this block sees, counting back from its own; None: all."""
         own, other = self.config.block.window, self.config.block.others.window
         if self.other is None or own == other:
             return own
@@ -103,13 +104,14 @@ class Attention(nnx.Module):
     def queries_keys(
         self, x: Float[Array, "B T D"], where: Where
     ) -> tuple[Float[Array, "B T H Dh"], Float[Array, "B T K Dh"]]:
-        """Of all tokens: what its weights are made of."""
+        """The queries and keys of all tokens, from which attention's weights are computed."""
         return self.queries(x, where), self.keys_values(x, where).keys
 
     def mix(
         self, x: Float[Array, "B k D"], where: Where, known: KeysValues | CachedLayer, seen: Where
     ) -> Float[Array, "B k D"]:
-        """The update of the tokens `x`, which stand at `where`, from keys and values that stand at `seen`."""
+        """The update of the tokens `x`, which stand at `where`, from the keys and values `known`, which stand at
+        `seen`."""
         return self._mixed(self.queries(x, where), where, known, seen)
 
     def _mixed(
@@ -119,11 +121,11 @@ class Attention(nnx.Module):
         gaps = config.mod.kv == "selected"
         if isinstance(known, CachedLayer):
             mixed = attend_cached(q, known, where, self.window, cap)
-        elif self._at_once and not gaps:  # which hide all keys from some queries
+        elif self._at_once and not gaps:  # with gaps, some queries see no key
             heads_first = (rows.swapaxes(1, 2) for rows in (q * q.shape[-1] ** -0.5, *known))
             return self._mixed_at_once(*heads_first, where, seen, bounded=False)
         else:
-            # What training was told to use may not take prompts of any length, or be on this device.
+            # The implementation chosen for training may not take prompts of every length, or not run on this device.
             own = "auto" if isinstance(known, Fresh) and config.attention != "xla" else config.attention
             options = own, self.window, cap, config.causal, gaps
             mixed = attend(q, known.keys, known.values, where, seen, *options)
@@ -152,7 +154,7 @@ class Attention(nnx.Module):
 
     @property
     def _at_once(self) -> bool:
-        """Whether `nagjax.layers.cpu` has what this attention computes."""
+        """Whether `nagjax.layers.cpu` can compute this attention."""
         return on_one_cpu() and self.config.attention == "auto" and self.config.block.softcap is None
 
     def _mixed_at_once(
@@ -164,7 +166,7 @@ class Attention(nnx.Module):
         seen: Where,
         bounded: bool,
     ) -> Float[Array, "B k D"]:
-        """`_mixed` by `cpu.attention`, which says what bounded is."""
+        """`_mixed` by `cpu.attention`; see there for `bounded`."""
         causal = self.config.causal
         spans = cpu.spans_of(q.shape[2]) if causal and q.shape[2] == k.shape[2] else 1
         mask, by_key = (seen_mask(where, seen, self.window, causal, by_key) for by_key in (False, True))
@@ -194,5 +196,6 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], where: Where, cache: CachedLayer | None = None
     ) -> tuple[Float[Array, "B T D"], CachedLayer | None]:
-        """The update and the cache. New keys and values are written into a cache, and queries see all of it."""
+        """The update of all tokens, and the cache. With a cache, new keys and values are written into it, and queries
+        see all that it holds."""
         return update_of(self, x, where, cache)

@@ -1,7 +1,7 @@
-"""What keeps experts evenly used, and how evenly they are: from the notes of `nagjax.layers.experts`.
+"""Losses and biases that keep experts evenly used, and measures of this, from the notes of `nagjax.layers.experts`.
 
-f_i is the share of the tokens' choices that fell on expert i, P_i its mean share of the scores, n the number of what a
-token chooses among (experts, and `skips`), x a token's logits.
+f_i is the share of the tokens' choices that fell on expert i, P_i its mean share of the scores, n the number of a
+token's options (experts and `skips`), x a token's router logits.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ Notes = dict[str, Float[Array, "L ..."]]
 
 
 def auxiliary_loss(notes: Notes, config: MoEConfig) -> Float[Array, ""]:
-    """`load_weight n sum_i f_i P_i + z_weight mean(logsumexp(x)^2)`, summed over blocks, nats; only P and x have a
+    """`load_weight n sum_i f_i P_i + z_weight mean(logsumexp(x)^2)`, summed over blocks, nats. Only P and x have a
     gradient. Load balance: Fedus et al. 2021, arXiv:2101.03961; z-loss: Zoph et al. 2022, arXiv:2202.08906."""
     tokens = jnp.maximum(notes["tokens"], 1.0)[:, None]
     share = jax.lax.stop_gradient(notes["load"]) / (config.active * tokens)
@@ -25,14 +25,16 @@ def auxiliary_loss(notes: Notes, config: MoEConfig) -> Float[Array, ""]:
 
 
 def moved_biases(biases: Float[Array, "L n"], load: Float[Array, "L n"], rate: float) -> Float[Array, "L n"]:
-    """Balancing biases after a step: up by `rate` for experts chosen less often than on average, down for those
-    chosen more often (Wang et al. 2024, arXiv:2408.15664, used by DeepSeek-V3, arXiv:2412.19437)."""
+    """The balancing biases after a step: raised by `rate` for experts chosen less often than on average, lowered for
+    those chosen more often (Wang et al. 2024, arXiv:2408.15664, used by DeepSeek-V3, arXiv:2412.19437). load: number of
+    choices that fell on each expert."""
     return biases + rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
 
 
 class Balance(NamedTuple):
-    """How evenly choices were used, means over blocks: the largest and the smallest share times n (1 where all are
-    alike), entropy over its largest possible value, and the share of choices that were dropped."""
+    """How evenly the options were chosen, means over blocks: n times the largest and n times the smallest share of
+    choices (1 if all are equal), the entropy over its largest possible value, and the share of choices that were
+    dropped."""
 
     expert_max: Float[Array, ""]
     expert_min: Float[Array, ""]
@@ -41,7 +43,7 @@ class Balance(NamedTuple):
 
 
 def balance_of(notes: Notes) -> Balance:
-    """Of a batch. Blocks whose MLP ran for no token do not count."""
+    """The balance in a batch. Blocks whose MLP ran for no token do not count."""
     load, total = notes["load"], jnp.sum(notes["load"], axis=-1)
     some, n = total > 0, load.shape[-1]
     share = load / jnp.maximum(total, 1.0)[:, None]

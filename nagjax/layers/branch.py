@@ -1,4 +1,4 @@
-"""Kinds of branches. Every branch is a callable; one in which tokens read each other has more methods."""
+"""Kinds of branches. Every branch is a callable; a branch in which tokens read each other has more methods."""
 
 import dataclasses
 import functools
@@ -13,8 +13,9 @@ from nagjax.layers.where import Where
 
 
 class Update(NamedTuple):
-    """What a branch returns to the sublayer: the update and its cache (None without one); and, of a `Choosing` branch
-    alone, which tokens ran (None: all), and notes that sum over the real tokens of each sequence, float32."""
+    """What a branch returns to the sublayer: the update and the branch's cache (None without one). Only a `Choosing`
+    branch also returns which tokens ran (None: all), and notes, float32, which are sums over the real tokens of each
+    sequence."""
 
     value: Float[Array, "B T D"]
     cache: Any = None
@@ -24,11 +25,13 @@ class Update(NamedTuple):
 
 @runtime_checkable
 class Mixing(Protocol):
-    """A branch such as attention, which takes queries separately from keys and values, so that queries may be fewer.
+    """A branch such as attention that takes queries separately from keys and values, so that there may be fewer
+    queries.
 
-    `keys_values(x [B, S, D], where) -> known`, any pytree of arrays [B, S, ...]; `mix(x [B, k, D], where, known, seen)
-    -> update [B, k, D]`, the update of tokens that stand at `where` from keys and values that stand at `seen`.
-    A branch without these methods works token by token: `branch(x [B, k, D]) -> update [B, k, D]`.
+    `keys_values(x [B, S, D], where) -> known`, any pytree of arrays [B, S, ...];
+    `mix(x [B, k, D], where, known, seen) -> update [B, k, D]`, the update of the tokens that stand at `where` from keys
+    and values that stand at `seen`. A branch without these methods works token by token:
+    `branch(x [B, k, D]) -> update [B, k, D]`.
     """
 
     def keys_values(self, x: Float[Array, "B S D"], where: Where) -> Any: ...
@@ -38,7 +41,7 @@ class Mixing(Protocol):
 
 @runtime_checkable
 class MixingAtOnce(Mixing, Protocol):
-    """A branch that can do both steps in one call, which may be faster."""
+    """A `Mixing` branch that can do both steps in one call, which may be faster."""
 
     def between(
         self, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
@@ -48,14 +51,14 @@ class MixingAtOnce(Mixing, Protocol):
 @runtime_checkable
 class InOrder(Protocol):
     """A branch whose tokens read those right before them, such as a convolution: it runs for all tokens of a pass, in
-    their order. The cache it gets and returns is one of its own."""
+    their order. It takes and returns a cache of its own kind."""
 
     def in_order(self, x: Float[Array, "B T D"], where: Where, cache: Any) -> tuple[Float[Array, "B T D"], Any]: ...
 
 
 def fitting(update: Any, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-    """The update of the rows `x`. Raises UserError for another shape, which would be broadcast, and for numbers that
-    are not floating, which would be rounded or lose their imaginary part."""
+    """Returns the update of the rows `x`. Raises UserError if it has another shape, which would be broadcast, or holds
+    numbers that are not floating, which would be rounded or lose their imaginary part."""
     shape = getattr(update, "shape", None)
     if shape != x.shape:
         got = type(update).__name__ if shape is None else shape
@@ -76,22 +79,22 @@ def between(
 
 @runtime_checkable
 class Choosing(Protocol):
-    """A branch that works token by token and chooses for each of the `real` ones which of its parts run, such as
-    experts. lossless: what one token gets does not depend on the others."""
+    """A branch that works token by token and chooses for each `real` token which of its parts, such as experts, run.
+    lossless: what one token gets does not depend on the other tokens."""
 
     def choose(self, x: Float[Array, "B k D"], real: Bool[Array, "B k"], *, lossless: bool) -> Update: ...
 
 
 def update_by_token(branch: Any, x: Float[Array, "B k D"], real: Bool[Array, "B k"], lossless: bool) -> Update:
-    """The update of tokens by a branch that works token by token."""
+    """The update of tokens by a branch that works token by token, in the shape and dtype that the branch reads."""
     if isinstance(branch, Choosing):
         return branch.choose(x, real, lossless=lossless)
     return Update(fitting(branch(x), x))
 
 
 def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = None) -> tuple[Array, Any]:
-    """The update of all tokens by a branch of any kind, and its cache. New keys and values are written into a cache,
-    and queries see all that is in it."""
+    """The update of all tokens by a branch of any kind, and its cache. With a cache, new keys and values are written
+    into it, and queries see all that it holds."""
     if isinstance(branch, InOrder):
         return branch.in_order(x, where, cache)
     if not isinstance(branch, Mixing):
@@ -109,7 +112,8 @@ _holds_a_branch = functools.partial(jax.tree_util.register_dataclass, data_field
 @_holds_a_branch
 @dataclasses.dataclass(frozen=True)
 class Narrow:
-    """A branch that computes in `dtype` beside a residual of another: what it reads is rounded, its update widened."""
+    """A branch that computes in `dtype` while the residual has another dtype: its input is rounded, its update
+    widened."""
 
     branch: Any
     dtype: Any
@@ -122,7 +126,7 @@ class Narrow:
 @_holds_a_branch
 @dataclasses.dataclass(frozen=True)
 class NarrowInOrder(Narrow):
-    """The same of a branch in which tokens read those before them."""
+    """`Narrow` for a branch in which tokens read those before them."""
 
     def in_order(self, x: Float[Array, "B T D"], where: Where, cache: Any) -> tuple[Float[Array, "B T D"], Any]:
         found, cache = self.branch.in_order(x.astype(self.dtype), where, cache)
@@ -132,7 +136,7 @@ class NarrowInOrder(Narrow):
 @_holds_a_branch
 @dataclasses.dataclass(frozen=True)
 class NarrowMixing(Narrow):
-    """The same of a branch in which tokens read each other; keys and values are in `dtype`."""
+    """`Narrow` for a branch in which tokens read each other; keys and values are in `dtype`."""
 
     def keys_values(self, x: Float[Array, "B S D"], where: Where) -> Any:
         return self.branch.keys_values(x.astype(self.dtype), where)
@@ -151,7 +155,7 @@ class NarrowMixing(Narrow):
 @_holds_a_branch
 @dataclasses.dataclass(frozen=True)
 class NarrowChoosing(Narrow):
-    """The same of a branch that chooses among its parts."""
+    """`Narrow` for a branch that chooses among its parts."""
 
     def choose(self, x: Float[Array, "B k D"], real: Bool[Array, "B k"], *, lossless: bool) -> Update:
         found = self.branch.choose(x.astype(self.dtype), real, lossless=lossless)
@@ -159,7 +163,8 @@ class NarrowChoosing(Narrow):
 
 
 def narrowed(branch: Any, dtype: DTypeLike, stream: DTypeLike) -> Any:
-    """The branch for a stream of dtype `stream`, computing in `dtype`: itself where both are the same."""
+    """Wraps the branch to compute in `dtype` for a residual stream of dtype `stream`; returns it as it is if both are
+    the same."""
     if stream == dtype:
         return branch
     kinds = (InOrder, NarrowInOrder), (Mixing, NarrowMixing), (Choosing, NarrowChoosing)

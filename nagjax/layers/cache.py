@@ -1,8 +1,9 @@
-"""Keys and values of what has been read and written, for attention one token at a time.
+"""The cache of the keys and values of past tokens, for attention one token at a time.
 
-Those of all layers of a group are one array with heads before tokens: a pass writes into it in place, layer by layer,
-and attention reads a head's keys in the order they lie in. (A cache that is an input and an output of the scan over
-depth is copied for each token; tokens before heads are transposed for each.)
+The keys of all layers of a group are one array with heads before tokens, and so are the values: a pass writes into it
+in place, layer by layer, and attention reads a head's keys in the order in which they lie in memory. (A cache that is
+an input and an output of the scan over depth would be copied for each token; with tokens before heads it would be
+transposed for each token.)
 """
 
 from typing import Any, NamedTuple
@@ -20,15 +21,15 @@ MASKED = -1e30
 
 
 class KeysValues(NamedTuple):
-    """Of tokens, in their order."""
+    """Keys and values of tokens, in the order of the tokens."""
 
     keys: Float[Array, "B S K Dh"]
     values: Float[Array, "B S K Dh"]
 
 
 class KVCache(NamedTuple):
-    """Keys and values by position: each row is one document, from its first token on. What lies behind a query is
-    masked, whatever it holds."""
+    """Keys and values by position: each row holds one document, from its first token on. Slots after a query's position
+    are masked, whatever they hold."""
 
     keys: Float[Array, "L B K S Dh"]
     values: Float[Array, "L B K S Dh"]
@@ -42,18 +43,19 @@ class KVCache(NamedTuple):
 
     def write(self, layer: Int[Array, ""], fresh: KeysValues, where: Where) -> "KVCache":
         rows = jnp.arange(where.positions.shape[0])[:, None]
-        slots = jnp.where(where.segments > 0, where.positions, self.keys.shape[3])  # padding has none
+        slots = jnp.where(where.segments > 0, where.positions, self.keys.shape[3])  # padding: out of range
         put = lambda old, new: old.at[layer, rows, :, slots].set(new, mode="drop")  # noqa: E731
         return KVCache(*jax.tree.map(put, tuple(self), tuple(fresh)))
 
 
 class Fresh(KeysValues):
-    """Of all tokens that are in a cache, those of the pass that began it, which attention need not read from there."""
+    """The keys and values of the pass that began a cache. They are all that the cache holds, so attention need not read
+    them from there."""
 
 
 class CachedLayer(NamedTuple):
-    """One layer of a cache, a `KVCache` or what has the same `keys`, `values`, `where` and `write`; with `rows`, those
-    of its rows that the queries are of. `begins`: the pass found the cache empty."""
+    """One layer of a cache: of a `KVCache` or an object with the same `keys`, `values`, `where` and `write`. `rows`:
+    the cache's rows to which the queries belong; None: all. `begins`: whether the pass found the cache empty."""
 
     stored: Any
     layer: Int[Array, ""]
@@ -62,7 +64,7 @@ class CachedLayer(NamedTuple):
 
     @property
     def where(self) -> Where:
-        """Where the keys and values stand."""
+        """The documents and positions of the keys and values."""
         whole = self.stored.where(self.layer)
         return whole if self.rows is None else jax.tree.map(lambda x: x[self.rows], whole)
 
@@ -70,7 +72,7 @@ class CachedLayer(NamedTuple):
         return self._replace(stored=self.stored.write(self.layer, *fresh))
 
     def seen(self, fresh: KeysValues, where: Where) -> tuple[Any, Where]:
-        """What the queries of a pass attend to that has written `fresh`, and where it stands."""
+        """What the queries of a pass that has written `fresh` attend to, and its documents and positions."""
         return (Fresh(*fresh), where) if self.begins else (self, self.where)
 
     def of(self, rows: Int[Array, " n"]) -> "CachedLayer":
@@ -80,8 +82,8 @@ class CachedLayer(NamedTuple):
 def attend_cached(
     q: Float[Array, "B Tq H Dh"], known: CachedLayer, q_where: Where, window: Window = None, cap: float | None = None
 ) -> Float[Array, "B Tq H Dh"]:
-    """`attend` to a layer of a cache. On one CPU a single token of each row is worked through row by row, and rows of
-    padding not at all: they get zeros."""
+    """`attend` to a layer of a cache, causal. On one CPU, a pass of one token per row is computed row by row; rows of
+    padding are left out and get zeros."""
     batch, tokens, heads, head_width = q.shape
     grouped = q.reshape(batch, tokens, known.stored.keys.shape[2], -1, head_width)
     if tokens == 1 and on_one_cpu():
@@ -99,8 +101,9 @@ def _mixed(
     mask: Bool[Array, "B 1 T S"],
     cap: float | None,
 ) -> Float[Array, "B T K G Dh"]:
-    """Softmax in float32. The queries of all heads that share a key are rows of one matmul: XLA:CPU has a library for
-    that, but works through `btkgd,bksd->bkgts` element by element, in bfloat16 thirty times as long."""
+    """Attention with softmax in float32. The queries of all heads that share a key are rows of one matmul: XLA:CPU has
+    a library for that, but computes `btkgd,bksd->bkgts` element by element, which takes thirty times as long in
+    bfloat16."""
     batch, tokens, heads, shared, width = q.shape
     rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, heads, shared * tokens, width)
     scores = by_head(rows, keys, ((3,), (3,)), jnp.float32) * width**-0.5

@@ -7,13 +7,13 @@
     v = x[t] W_v, its first half of features; x[t-1] W_v, the second half
     update = softmax(rotary(q / rms(q)) rotary(beta k / rms(k))^T / sqrt(Dh)) v W_out
 
-Figliolia et al. 2025, arXiv:2510.04476 (with grouped queries: CCGQA). Both convolutions reach one token back; before a
-document's first token stand zeros. beta is a learned factor per key head. Initial values, which are ours: a_0 = 0 and
-a_1 = 1, biases 0, beta 1, B of standard deviation 1 / sqrt(2 Dh).
+Figliolia et al. 2025, arXiv:2510.04476 (with grouped queries: CCGQA). Both convolutions reach one token back; zeros
+stand before a document's first token. beta is a learned factor per key head. Initial values, which are ours: a_0 = 0
+and a_1 = 1, biases 0, beta 1, B of standard deviation 1 / sqrt(2 Dh).
 
-Numerics: as of `Attention`. A query or a key depends on the tokens right before its own, so that the branch runs for
-all tokens of a pass in their order (`nagjax.layers.branch.InOrder`), and its cache holds what the next token needs of
-the last one.
+Numerics: those of `Attention`. A query or a key depends on the tokens right before its own. Therefore the branch runs
+for all tokens of a pass in their order (`nagjax.layers.branch.InOrder`), and its cache also holds what the next token
+needs from the last one.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from nagjax.parameters import parameter
 
 
 class CompressedCache(NamedTuple):
-    """A `KVCache`, and of every row what its next token needs of its last one."""
+    """A `KVCache`, and for every row what its next token needs from its last one."""
 
     keys: Float[Array, "L B K S Dh"]
     values: Float[Array, "L B K S Dh"]
@@ -43,7 +43,7 @@ class CompressedCache(NamedTuple):
     def empty(
         cls, layers: int, batch: int, slots: int, heads: int, kv_heads: int, head_width: int, dtype
     ) -> "CompressedCache":
-        """heads: query heads."""
+        """An empty cache. heads: number of query heads."""
         kept = 2 * (heads + kv_heads) * head_width + kv_heads * head_width // 2
         known = KVCache.empty(layers, batch, slots, kv_heads, head_width, dtype)
         return cls(*known, jnp.zeros((layers, batch, kept), dtype))
@@ -59,12 +59,12 @@ class CompressedCache(NamedTuple):
 
 
 class Convolution(nnx.Module):
-    """The two convolutions of some heads."""
+    """The two convolutions of the query heads or of the key heads."""
 
     def __init__(self, heads: int, head_width: int, rngs: nnx.Rngs):
         wide, drawn = heads * head_width, jax.random.normal(rngs.params(), (heads, 2 * head_width, head_width))
         taps = jnp.zeros((2, wide), jnp.float32).at[1].set(1.0)
-        self.taps = parameter(taps, (None, "heads"), "norm")  # of the previous token, and of its own
+        self.taps = parameter(taps, (None, "heads"), "norm")  # a_0 for the previous token, a_1 for the token itself
         self.taps_bias = bias(wide, "heads")
         self.mix = parameter(drawn * (2 * head_width) ** -0.5, ("heads", "head", None), "matrix")
         self.mix_bias = bias(wide, "heads")
@@ -82,7 +82,7 @@ class Convolution(nnx.Module):
 
 
 class Vectors(NamedTuple):
-    """Of the tokens of a pass; last: what the next token needs of each row's last one."""
+    """Queries, keys and values of the tokens of a pass. last: what each row's next token needs from its last one."""
 
     queries: Float[Array, "B T H Dh"]
     known: KeysValues
@@ -90,7 +90,7 @@ class Vectors(NamedTuple):
 
 
 class CompressedAttention(Attention):
-    """The branch; `config.heads` times the head width is the size of the narrow space of queries."""
+    """The branch. `config.heads` times the head width is the width of the narrow space of queries."""
 
     def __init__(self, config, scales: Scales, rngs: nnx.Rngs):
         super().__init__(config, scales, rngs)
@@ -101,7 +101,8 @@ class CompressedAttention(Attention):
     def in_order(
         self, x: Float[Array, "B T D"], where: Where, cache: CachedLayer | None
     ) -> tuple[Float[Array, "B T D"], CachedLayer | None]:
-        """The update of all tokens, and the cache, of which queries see all. Padding stands behind a row's tokens."""
+        """The update of all tokens, and the cache; queries see all that the cache holds. Padding must follow a row's
+        tokens."""
         q, known, last = self.vectors(x, where, None if cache is None else cache.stored.last[cache.layer])
         if cache is not None:
             cache = cache.write(known, where, last)
@@ -109,7 +110,7 @@ class CompressedAttention(Attention):
         return self._mixed(q, where, known, where), None
 
     def vectors(self, x: Float[Array, "B T D"], where: Where, last: Float[Array, "B n"] | None = None) -> Vectors:
-        """Queries, keys and values. last: of the token before the first one; None: zeros."""
+        """Queries, keys and values. last: the cache's entry of the token before the first one; None: zeros."""
         maps = (self.query, None), (self.key, None), (self.value, None)
         q, k, v = linears(x, *maps, extra=extra_columns(x))
         now, late = jnp.split(v, 2, axis=-1)
@@ -124,7 +125,7 @@ class CompressedAttention(Attention):
         convolved, parts = [], []
         for i, (p, conv) in enumerate(((q, self.query_convolution), (k, self.key_convolution))):
             c = conv.by_feature(p, jnp.where(inside, shifted(p, i), 0.0))
-            none = conv.taps_bias[...].astype(p.dtype)  # what the first convolution makes of zeros
+            none = conv.taps_bias[...].astype(p.dtype)  # the first convolution's result for zeros
             convolved.append(conv.by_head(c, jnp.where(inside, shifted(c, 2 + i), none)))
             parts.append((p, c))
         v = jnp.concatenate([now, jnp.where(inside, shifted(late, 4), 0.0)], axis=-1)
@@ -135,7 +136,7 @@ class CompressedAttention(Attention):
         end = jnp.maximum(jnp.sum(where.segments > 0, axis=1), 1) - 1
         rows = jnp.concatenate([pq, pk, cq, ck, late], axis=-1)
         newest = jnp.take_along_axis(rows, end[:, None, None], axis=1)[:, 0]
-        if last is not None:  # a row of padding waits
+        if last is not None:  # a row of padding alone keeps its entry
             newest = jnp.where(jnp.any(where.segments > 0, axis=1)[:, None], newest, last.astype(newest.dtype))
         return Vectors(q, KeysValues(k, self._split(v)), newest)
 

@@ -11,13 +11,13 @@ GATED = ("swiglu", "geglu")  # feed-forward branches with a third matrix
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
-    """Rotary frequencies for a longer context than that of a model's first training.
+    """Scaling of the rotary frequencies for a longer context than that of a model's first training.
 
-    linear: all are divided by `factor` (Chen et al. 2023, arXiv:2306.15595). llama3: frequencies with a wavelength
-    above `original / low` tokens are divided, those below `original / high` are not; in between, both are mixed with
-    a weight linear in the frequency (Llama 3.1, arXiv:2407.21783). yarn: the same with a weight linear in the number
-    of the frequency, between whole numbers, and `attention` above 1 (Peng et al. 2023, arXiv:2309.00071).
-    longrope: each is divided by a number of its own (Ding et al. 2024, arXiv:2402.13753).
+    linear: all frequencies are divided by `factor` (Chen et al. 2023, arXiv:2306.15595). llama3: frequencies with a
+    wavelength above `original / low` tokens are divided, those below `original / high` are not; in between, both are
+    mixed with a weight that is linear in the frequency (Llama 3.1, arXiv:2407.21783). yarn: like llama3, but the weight
+    is linear in the frequency's index, between indices rounded to whole numbers, and `attention` is above 1 (Peng et
+    al. 2023, arXiv:2309.00071). longrope: each frequency has its own divisor (Ding et al. 2024, arXiv:2402.13753).
     """
 
     scaling: Literal["none", "linear", "llama3", "longrope", "yarn"] = "none"  # which frequencies are divided
@@ -36,7 +36,7 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OtherBlocks:
-    """Blocks whose attention sees and turns otherwise than the rest."""
+    """Blocks whose attention has another window or another rotary embedding than the rest."""
 
     places: tuple[Natural, ...] = ()  # 0-based places of the blocks whose attention differs, before pruning
     window: Count | None = None  # tokens that these blocks' attention sees, back from the query's own; None: all
@@ -122,9 +122,9 @@ class MoEConfig:
             raise UserError("moe.weights", self.weights, fix)
 
     def check_scheme(self, name: str, scale_free: bool) -> None:
-        """Raises UserError where a router could not learn under this residual scheme: where only an update's direction
-        counts, the weight of a single expert, which scales it, has no gradient, nor has the choice between one and
-        none."""
+        """Raises UserError where a router could not learn under this residual scheme. If only the direction of an
+        update matters, the weight of a single expert, which scales the update, has no gradient, and neither has the
+        choice between one expert and none."""
         if not self.experts or self.shared or not scale_free:
             return
         why = f"{name} normalises every update, so"
@@ -137,5 +137,5 @@ class MoEConfig:
 
     @property
     def choices(self) -> int:
-        """What a token chooses among: experts, and nothing."""
+        """The number of options among which a token chooses: experts and `skips`."""
         return self.experts + self.skips

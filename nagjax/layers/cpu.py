@@ -1,13 +1,15 @@
 """The two branches as XLA:CPU runs them fastest, each with its own backward pass.
 
-Why this exists: XLA:CPU turns every matmul into a library call and everything between two matmuls into loops.
-A loop whose result two others read is repeated in both, with its exponentials; an operand whose memory layout the
-library does not take is transposed by a copy; and what the backward pass needs is copied into and out of arrays stacked
-over depth. Here each exponential is computed once per pass, the head axis comes first from the first loop on, and as
-little is saved as the gradient needs without another exponential.
-Numerics: as of the formulas in `mlp` and `attend`, softmax and statistics in float32, all else in the dtype of x. A
+Why this exists: XLA:CPU turns every matmul into a library call and everything between two matmuls into loops. A loop
+whose result two others read is repeated in both, with its exponentials; an operand whose memory layout the library does
+not take is transposed by a copy; and what the backward pass needs is copied into and out of arrays stacked over depth.
+Here each exponential is computed once per pass, the head axis comes first from the first loop on, and the forward pass
+saves only what the gradient cannot do without, short of computing an exponential again.
+
+Numerics: those of the formulas in `mlp` and `attend`: softmax and statistics in float32, all else in the dtype of x. A
 weight's gradient is summed in the dtype of x, as autodiff does.
-Backend: used on a CPU without a mesh (`nagjax.layers.platform`); other compilers fuse these loops themselves.
+
+Backend: a CPU without a mesh (`nagjax.layers.platform`); other compilers fuse these loops themselves.
 """
 
 import functools
@@ -18,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-once = jax.lax.optimization_barrier  # the value is computed once, however many read it
+once = jax.lax.optimization_barrier  # the value is computed once, however many operations read it
 FEW = 256  # rows of x for which to copy weights side by side costs more than one matmul saves
-FEW_TRAINED = 64  # the same where a backward pass follows, which needs the copy, too
+FEW_TRAINED = 64  # the limit where a backward pass follows, which needs the copy, too
 
 
 def _matmul(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
@@ -28,8 +30,8 @@ def _matmul(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Arra
 
 
 def _matmul_with_all(x: Float[Array, "B T m"], weights, few: int) -> Float[Array, "B T n"]:
-    """`x W` for each of the weights, side by side: one matmul, but of fewer than `few` rows, as in sampling, one for
-    each."""
+    """`x W` for all weights, side by side: one matmul with the joined weights, or, for fewer than `few` rows as in
+    sampling, one matmul for each."""
     if math.prod(x.shape[:-1]) < few:
         return _joined([_matmul(x, weight) for weight in weights])
     return _matmul(x, _joined(weights))
@@ -46,7 +48,7 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 
 @jax.custom_vjp
 def matmuls(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
-    """`x W` for each of the weights, of many rows as one matmul with all of them."""
+    """`x W` for each of the weights, in x's dtype. If x has many rows, this is one matmul with all weights."""
     return _parts(_matmul_with_all(x, weights, FEW), weights)
 
 
@@ -79,7 +81,8 @@ def swiglu(
     down: Float[Array, "F D"],
     *others: Float[Array, "D _"],
 ) -> tuple[Float[Array, "B T _"], ...]:
-    """`(silu(x W_gate) * (x W_up)) W_down`, and `x W` for each of the others. Kept: x and its product with all."""
+    """`(silu(x W_gate) * (x W_up)) W_down`, and `x W` for each of the others. Saved for the backward pass: x and its
+    product with all these weights."""
     return _swiglu(x, gate, up, down, others, FEW)[0]
 
 
@@ -116,20 +119,21 @@ def attention(
     bounded: bool,
     spans: int = 1,
 ) -> Float[Array, "B T H*Dh"]:
-    """`softmax(q k^T where seen) v`, tokens first; q is scaled already. by_key is `seen` with its axes swapped.
-    bounded: no product of a query and a key is large enough for its exponential to overflow, so that the largest need
-    not be subtracted first. spans: queries are worked through in so many spans, each with the keys up to its end; more
-    than 1 only if no query sees a key further on in the row (T = S).
+    """`softmax(q k^T where seen) v`, tokens first. q must be scaled already. by_key: `seen` with its last two axes
+    swapped. bounded: promises that no product of a query and a key is so large that its exponential overflows; then the
+    largest score of a row is not subtracted first. spans: the number of spans into which the queries are cut; each span
+    is multiplied only with the keys up to its end, so more than 1 is valid only if no query sees a key further on in
+    the row (T = S).
 
-    Kept: the arguments but `seen`, the result, and of every row the logarithm of its sum of exponentials. The
-    exponentials are taken again in the backward pass, which costs less than to write them and read them back; keys are
-    its rows.
+    Saved for the backward pass: the arguments except `seen`, the result, and for every row the logarithm of its sum of
+    exponentials. The backward pass computes the exponentials again, which costs less than to write and read them, and
+    has the keys as rows.
     """
     return _attention_forward(q, k, v, seen, by_key, bounded, spans)[0]
 
 
 def spans_of(tokens: int) -> int:
-    """Into how many spans the queries of a row go: 4, which leave out 3/8 of the scores, where that saves time."""
+    """The number of spans for a row's queries: 4, which leaves out 3/8 of the scores, if that saves time, else 1."""
     return 4 if tokens >= 512 and tokens % 4 == 0 else 1
 
 
@@ -139,18 +143,20 @@ def _spans(tokens: int, count: int) -> list[slice]:
 
 
 def by_head(a, b, over, dtype=None):
-    """Product by head, summed over these two axes."""
+    """Product per head of two arrays [B, H, ...], summed over the axes `over`. dtype: of the result; None: that of the
+    operands."""
     return jax.lax.dot_general(a, b, (over, ((0, 1), (0, 1))), preferred_element_type=dtype)
 
 
 def _rows(q, keys: int):
-    """The queries of all heads that share a key, as rows of one head: [B, H, T, Dh] to [B, K, H/K*T, Dh]."""
+    """Makes the queries of all heads that share a key rows of one head: [B, H, T, Dh] to [B, K, H/K*T, Dh]."""
     return q.reshape(q.shape[0], keys, -1, q.shape[-1])
 
 
 def _with_mask(scores, seen, times):
-    """Together, so that nothing is made of the mask alone: JAX would take it out of the scan over layers at the size
-    of the scores, which every layer would read."""
+    """Returns the scores, and the mask repeated for the heads that share a key. Both pass one optimization barrier, so
+    that nothing depends on the mask alone: JAX would move this out of the scan over layers, as an array of the scores'
+    size that every layer reads."""
     scores, seen = once((scores, seen))
     return scores, seen if set(times) == {1} else jnp.tile(seen, times)
 
@@ -168,7 +174,7 @@ def _attention_forward(q, k, v, seen, by_key, bounded, spans):
 
 
 def _mixed(q, k, v, seen, bounded):
-    """The result, and the logarithm of every row's sum of exponentials [B, K, H/K*T]."""
+    """The result, and the logarithm of every row's sum of exponentials, [B, K, H/K*T]."""
     batch, heads, tokens, width = q.shape
     wide, keys = jnp.promote_types(q.dtype, jnp.float32), k.shape[1]
     scores, mask = _with_mask(by_head(_rows(q, keys), k, ((3,), (3,)), wide), seen, (1, 1, heads // keys, 1))
@@ -223,7 +229,7 @@ def placed(
     epsilon: float,
     scale: float,
 ) -> Float[Array, "B H T Dh"]:
-    """`scale * rotary(x / rms(x))`, heads first. Kept: the result and the inverse RMS, not x."""
+    """`scale * rotary(x / rms(x))`, heads first. Saved for the backward pass: the result and the inverse RMS, not x."""
     return _placed_forward(x, cos, sin, epsilon, scale)[0]
 
 
@@ -236,7 +242,8 @@ def _placed_forward(x, cos, sin, epsilon, scale):
 
 
 def _placed_backward(epsilon, scale, kept, dy):
-    """dx = r (dn - n <dn n>), n = r x; a rotation leaves <dn n> = <dy y> as it is, and undoes itself with -sin."""
+    """`dx = r (dn - n <dn n>)` with n = r x, r the inverse RMS and <> a mean. The rotation keeps the mean, <dn n> =
+    <dy y>, and its inverse has -sin for sin."""
     y, inverse, cos, sin = kept
     dtype, wide = y.dtype, inverse.dtype
     y, dy = (rows.swapaxes(1, 2).astype(wide) for rows in (y, dy))
@@ -254,5 +261,5 @@ def _turn(x, cos, sin):
 
 
 def is_bounded(head_width: int) -> bool:
-    """Whether queries and keys of unit RMS give exponentials, and sums of them, within float32."""
+    """Whether queries and keys of unit RMS have exponentials, and sums of them, that fit in float32."""
     return math.sqrt(head_width) < 60.0

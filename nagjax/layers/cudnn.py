@@ -1,4 +1,4 @@
-"""cuDNN's attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`, and what it takes."""
+"""cuDNN's attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`, and the inputs that it supports."""
 
 import re
 
@@ -12,7 +12,8 @@ from pallas_kernels.launch.gpu import HOPPER_OR_NEWER, wrong_capability
 
 
 def refusal(width: int, dtype: jnp.dtype) -> str | None:
-    """Why cuDNN takes no heads of this width and dtype on the GPUs that the program is traced for; None if it does."""
+    """Why cuDNN does not support heads of this width and dtype on the GPUs that the program is traced for; None if it
+    does."""
     if not on_gpu() or dtype.itemsize != 2:
         return f"takes bfloat16 on a GPU, not {dtype} on a {platform()}"
     if here() == "rocm":
@@ -21,13 +22,13 @@ def refusal(width: int, dtype: jnp.dtype) -> str | None:
 
 
 def width_refusal(width: int, hopper_or_newer: bool) -> str | None:
-    """Why cuDNN takes no heads of this width on such a GPU; None if it does."""
+    """Why cuDNN does not support heads of this width on a GPU of this generation; None if it does."""
     widest = 256 if hopper_or_newer else 128
     return f"takes multiples of 8 up to {widest} here, not heads of {width}" if width % 8 or width > widest else None
 
 
 def is_hopper_or_newer(name: str) -> bool:
-    """Whether a data center's GPU of this name is: NVIDIA H200, NVIDIA B200."""
+    """Whether a data-center GPU of this name is a Hopper or newer: NVIDIA H200, NVIDIA B200."""
     return re.search(HOPPER_OR_NEWER, name) is not None
 
 
@@ -37,9 +38,9 @@ def attention(
     v: Float[Array, "B Tk K Dh"],
     mask: Bool[Array, "B 1 Tq Tk"],
 ) -> Float[Array, "B Tq H Dh"]:
-    """`jax.nn.dot_product_attention` by cuDNN; on a mesh, of each device's own sequences and heads. Its gradients take
-    even numbers of queries and of keys: an odd one gets another, which nothing sees."""
-    return by_own_heads(_local, q, k, v, mask)  # JAX's own rule for a mesh refuses queries split as keys are not
+    """`jax.nn.dot_product_attention` by cuDNN. On a mesh each device computes its own sequences and heads. cuDNN's
+    gradients need even numbers of queries and of keys: an odd number is padded by one that is never seen."""
+    return by_own_heads(_local, q, k, v, mask)  # JAX's rule refuses queries that are split unlike keys
 
 
 def _local(q, k, v, mask):

@@ -1,14 +1,15 @@
-"""Tokens to their experts and back: dropless by ragged matmuls, or by capacity.
+"""Moves tokens to their experts and back: dropless by ragged matmuls, or by capacity.
 
-Dropless: all (token, choice) pairs are sorted by expert, and one ragged matmul multiplies every stretch with its own
+Dropless: all (token, choice) pairs are sorted by expert, and one ragged matmul multiplies each expert's rows with its
 matrix; nothing is dropped or padded. Capacity: each expert has room for `ceil(capacity * A T / n)` tokens of every
-sequence, so that its matmuls are ordinary ones, batched; a choice that finds no room counts for nothing. Room goes to
-the earlier tokens of the sequence, so that what a token gets depends on no later one.
+sequence, so that its matmuls are ordinary batched ones; a choice that finds no room adds nothing to the update. Room
+goes to the earlier tokens of the sequence, so that a token's update depends on no later token.
 
-On a mesh each device dispatches its own tokens, under `shard_map`. Over the `expert` axis, which splits the batch and
-the experts, devices exchange rows: by capacity in two all-to-alls; dropless, where a device cannot know how many rows
-it will be sent, all rows are gathered, each device runs its own experts on them, and the sums are scattered back.
-Numerics: matmuls in x's dtype, weighed and summed over the choices in float32.
+On a mesh each device dispatches its own tokens, under `shard_map`. The `expert` axis splits both the batch and the
+experts, so devices along it exchange rows: by capacity in two all-to-alls. Dropless, a device cannot know how many rows
+it will receive; so all rows are gathered, each device runs its own experts on them, and the sums are scattered back.
+
+Numerics: matmuls in x's dtype; the weighted sum over the choices in float32.
 """
 
 import functools
@@ -29,11 +30,11 @@ from pallas_kernels.placement import current_placement
 
 EXPERT, TENSOR = "expert", "tensor"  # mesh axes over which experts and their hidden features are split
 
-Activation = Callable[..., Array]  # of the rows' values by gate, where there is one, and up
+Activation = Callable[..., Array]  # of the products with gate, if there is one, and up
 
 
 class Matrices(NamedTuple):
-    """The experts', in the dtype to compute in; on a device of a mesh, its part of them."""
+    """The experts' matrices, in the dtype of the computation; on a device of a mesh, its part of them."""
 
     gate: Float[Array, "E D F"] | Quantized | None
     up: Float[Array, "E D F"] | Quantized
@@ -41,8 +42,8 @@ class Matrices(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """What is known before tracing: tokens per sequence and expert (None: dropless), number of experts, and the mesh
-    axes that split experts and hidden features (None: whole)."""
+    """What is known before tracing: the room per sequence and expert in tokens (None: dropless), the number of experts,
+    and the mesh axes that split experts and hidden features (None: not split)."""
 
     room: int | None
     experts: int
@@ -59,10 +60,12 @@ def run_experts(
     capacity: float | None,
     choices: int,
 ) -> tuple[Float[Array, "B T D"], Float[Array, " B"]]:
-    """The weighed sum of what each token's experts make of it, and how many choices of each sequence were dropped.
+    """The weighted sum of the outputs of each token's experts, in x's dtype, and the number of dropped choices of each
+    sequence, float32.
 
-    An id of E or more is no expert. `choices` is the number n of what tokens choose among, for the capacity. Raises
-    UserError for a capacity where a mesh splits the tokens of a sequence.
+    ids: the chosen experts; an id of E or more runs nothing. choices: n, the number of options of a token, which sets
+    the capacity. capacity: room relative to an equal share; None: dropless. Raises UserError for a capacity on a mesh
+    that splits the tokens of a sequence.
     """
     experts, tokens = matrices.up.shape[0], x.shape[1]
     room = None if capacity is None else min(math.ceil(capacity * ids.shape[-1] * tokens / choices), tokens)
@@ -87,7 +90,7 @@ def run_experts(
 
 
 def _on_device(x, ids, weights, matrices: Matrices, *, activation: Activation, how: Dispatch):
-    """One device's tokens; with `by_expert`, `matrices` are of its own experts only."""
+    """Runs the tokens of one device; with `by_expert`, `matrices` holds only the device's own experts."""
     if how.room is not None:
         return _by_capacity(x, ids, weights, matrices, activation, how)
     if how.by_expert:
@@ -104,7 +107,7 @@ def _on_device(x, ids, weights, matrices: Matrices, *, activation: Activation, h
 
 
 def _dropless(x, ids, weights, matrices: Matrices, activation: Activation) -> Float[Array, "B T D"]:
-    """Pairs sorted by expert, those of none last."""
+    """Sorts the pairs by expert, with those of no expert last, and runs them. Float32."""
     experts, choices = matrices.up.shape[0], ids.shape[-1]
     flat = ids.reshape(-1)
     order = jnp.argsort(flat, stable=True)
@@ -126,7 +129,7 @@ def _by_capacity(x, ids, weights, matrices: Matrices, activation: Activation, ho
     rank = jnp.sum((jnp.cumsum(chosen, axis=1) - 1) * chosen, axis=-1).reshape(ids.shape)
     some = ids < how.experts
     fits = some & (rank < room)
-    slots = jnp.where(fits, ids * room + rank, how.experts * room)  # the last one is nobody's
+    slots = jnp.where(fits, ids * room + rank, how.experts * room)  # the last slot belongs to no expert
     at = jnp.arange(batch)[:, None]
     token = jnp.broadcast_to(jnp.arange(tokens)[:, None], (tokens, choices)).reshape(-1)
     source = jnp.full((batch, how.experts * room + 1), tokens).at[at, slots.reshape(batch, -1)].set(token)[:, :-1]

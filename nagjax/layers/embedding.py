@@ -1,4 +1,4 @@
-"""The embedding of tokens (and learned positions, and types), and the head."""
+"""The token embedding, with optional learned positions and token types, and the head."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,13 +11,13 @@ from nagjax.layers.where import Where
 
 
 def head_std(width: int) -> float:
-    """Standard deviation of rows that gives unit-RMS features logits with a standard deviation of 1/2."""
+    """Standard deviation of the head's rows with which unit-RMS features give logits of standard deviation 1/2."""
     return 0.5 * width**-0.5
 
 
 class Embedding(nnx.Module):
-    """Rows [vocab, D], normal with standard deviation `std`, and learned positions and types of tokens, if chosen, the
-    same."""
+    """A table [vocab, D], and, if the config asks for them, tables of learned positions and of token types. All start
+    normal with standard deviation `std`."""
 
     def __init__(self, config, std: float, rngs: nnx.Rngs):
         self.tokens = table(rngs, (config.vocab, config.width), std)
@@ -29,13 +29,13 @@ class Embedding(nnx.Module):
 
     @property
     def tables(self) -> int:
-        """Those of which a token's row is the sum."""
+        """The number of tables; a token's embedding is the sum of one row of each."""
         return 1 + (self.positions is not None) + (self.types is not None)
 
     def __call__(
         self, tokens: Int[Array, "B T"], where: Where, dtype, types: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
-        """types: of the tokens, all 0 unless given."""
+        """The embedding [B, T, D] in `dtype`. types: the tokens' types; None: all 0."""
         x = self.tokens[...][tokens]
         if self.positions is not None:
             x = x + self.positions[...][where.positions]
@@ -45,7 +45,7 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Unembedding rows [vocab, D], normal with standard deviation `std`."""
+    """The unembedding table [vocab, D], starts normal with standard deviation `std`."""
 
     def __init__(self, config, std: float, rngs: nnx.Rngs):
         self.tokens = table(rngs, (config.vocab, config.width), std, role="head")
@@ -57,7 +57,8 @@ def unembed(
     rows: Float[Array, "V D"] | Quantized,
     cap: float | None = None,
 ) -> Float[Array, "B T V"]:
-    """Logits `exp(log_scale) * hidden rows^T`, limited by `softcap`: float32, from a product in hidden's dtype."""
+    """Logits `exp(log_scale) * hidden rows^T`, limited by `softcap` if there is a cap. Float32, accumulated from
+    factors in hidden's dtype."""
     if isinstance(rows, Quantized):
         logits = rows.product(hidden, 1, jnp.float32)
     else:

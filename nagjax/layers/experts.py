@@ -4,9 +4,9 @@
     chosen = the `active` highest of s + b          b: balancing biases, without a gradient (0 without them)
     update = shared(x) + sum over chosen of w_i expert_i(x),    w = s of the chosen, divided by their sum if normalised
 
-Shazeer et al. 2017, arXiv:1701.06538; shared experts: DeepSeekMoE, arXiv:2401.06066; balancing: `balance.py`. Of the
-choices the first `experts` are experts and the rest run nothing: Mixture-of-Depths integrated into the choice
-(Raposo et al. 2024, arXiv:2404.02258). Padding is neither routed nor counted.
+Shazeer et al. 2017, arXiv:1701.06538; shared experts: DeepSeekMoE, arXiv:2401.06066; balancing: `balance.py`. The first
+`experts` options are experts and the others run nothing: Mixture-of-Depths integrated into the choice (Raposo et al.
+2024, arXiv:2404.02258). Padding is neither routed nor counted.
 """
 
 import functools
@@ -28,7 +28,7 @@ from pallas_kernels.placement import current_placement, on_shards
 
 
 class Choices(NamedTuple):
-    """The choices of every token, `experts` and above meaning none, and their weights, float32."""
+    """The choices of every token (an id of `experts` or more runs nothing), and their weights, float32."""
 
     ids: Int[Array, "B T A"]
     weights: Float[Array, "B T A"]
@@ -36,8 +36,8 @@ class Choices(NamedTuple):
 
 class Experts(nnx.Module):
     """The branch. At the start its update has the variance of one MLP with the hidden features of all experts that a
-    token runs: a chosen expert's down projection makes up for the weight that it gets. Not so with `weights` "score",
-    whose weights it does not know: there the experts' part starts smaller by the scores."""
+    token runs: the initial down projection of a chosen expert is enlarged to make up for the expert's weight. With
+    `weights` "score" the weights are not known in advance; then the experts' part starts smaller by the scores."""
 
     def __init__(self, width: int, config: MoEConfig, kind: str, scales: Scales, rngs: nnx.Rngs):
         self.config, self.kind = config, kind
@@ -51,24 +51,26 @@ class Experts(nnx.Module):
         self.up = matrix(rngs, (many, width, hidden), inward, scales.inner)
         self.down = matrix(rngs, (many, hidden, width), outward, scales.output * weighed * run**-0.5)
         common = config.shared * hidden
-        part = (config.shared / run) ** 0.5  # of `common` features' own variance
+        part = (config.shared / run) ** 0.5  # the shared experts' share of the update's standard deviation
         self.shared_gate = matrix(rngs, (width, common), ("embed", "mlp")) if common and gated else None
         self.shared_up = matrix(rngs, (width, common), ("embed", "mlp"), scales.inner) if common else None
         self.shared_down = matrix(rngs, (common, width), ("mlp", "embed"), scales.output * part) if common else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The update of tokens of which none is padding, with no token dropped."""
+        """The update of tokens without padding; no token is dropped."""
         return self.choose(x, jnp.ones(x.shape[:2], bool), lossless=True).value
 
     def choose(self, x: Float[Array, "B T D"], real: Bool[Array, "B T"], *, lossless: bool) -> Update:
-        """The update, which tokens ran anything (None: all), and notes that sum over the real tokens of each sequence.
+        """The update, which tokens ran anything (None: all), and notes, float32 sums over the real tokens of each
+        sequence.
 
-        load [B, n] and score [B, n]: choices and shares of the scores by expert (the last ones: none); z [B]: squared
-        log-normaliser; dropped [B]: choices that found no room; tokens [B]. lossless: dropless whatever the config.
+        load [B, n] and score [B, n]: choices and shares of the scores by option (experts, then skips); z [B]: squared
+        logsumexp of the logits; dropped [B]: choices that found no room; tokens [B]. lossless: run dropless, whatever
+        the config.
         """
         config = self.config
         with jax.named_scope("routing"):
-            # unless it is asked for more, a TPU multiplies float32 in bfloat16
+            # by default a TPU multiplies float32 in bfloat16
             logits = jnp.matmul(x.astype(jnp.float32), self.router[...], precision="highest")
             scores = jax.nn.softmax(logits) if config.score == "softmax" else jax.nn.sigmoid(logits)
             chosen = choose(scores, real, None if self.balance is None else self.balance[...], self.config)
@@ -92,7 +94,7 @@ class Experts(nnx.Module):
         counted = real.astype(jnp.float32)
         shares = scores / jnp.sum(scores, axis=-1, keepdims=True)
         return {
-            "load": jnp.sum(jax.nn.one_hot(ids, scores.shape[-1]), axis=(1, 2)),  # padding's id is none of them
+            "load": jnp.sum(jax.nn.one_hot(ids, scores.shape[-1]), axis=(1, 2)),  # one_hot of padding's id is all zeros
             "score": jnp.einsum("bt,bte->be", counted, shares),
             "z": jnp.sum(counted * jax.nn.logsumexp(logits, axis=-1) ** 2, axis=-1),
             "dropped": dropped,
@@ -103,8 +105,8 @@ class Experts(nnx.Module):
 def choose(
     scores: Float[Array, "B T n"], real: Bool[Array, "B T"], balance: Float[Array, " n"] | None, config: MoEConfig
 ) -> Choices:
-    """What each token chooses; padding chooses n, which nothing is. Where the tokens live: XLA's partitioners would
-    gather all scores for a top-k."""
+    """The choices of each token; padding gets the id n, which is no option. On a mesh each device chooses for its own
+    tokens: XLA's partitioners would gather all scores for a top-k."""
 
     def own(scores, real, balance):
         preferred = jax.lax.stop_gradient(scores if balance is None else scores + balance)

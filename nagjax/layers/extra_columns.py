@@ -1,8 +1,9 @@
-"""Extra columns of a branch's first matmul, for the residual scheme around it.
+"""Extra columns of a branch's first matmul, computed for the residual scheme around the branch.
 
-A scheme may need a projection of the rows that its branch projects, too: NAG's modulator does. As a few more columns of
-the branch's first matmul it costs less than as a matmul of its own, forward and backward. The sublayer offers them to
-its branch; a branch that has its first weights side by side may compute them, and where none does the scheme will.
+A scheme may project the same rows as its branch does; NAG's modulator is an example. As a few more columns of the
+branch's first matmul this projection costs less than as a matmul of its own, forward and backward. The sublayer offers
+the columns to its branch. A branch that joins its first weights into one matmul may compute them; if no branch does,
+the scheme computes them.
 """
 
 import contextlib
@@ -14,7 +15,8 @@ from jaxtyping import Array, Float
 
 
 class ExtraColumns:
-    """The columns of `x weight` that a scheme needs. `product`: those a branch has computed, in x's dtype, or None."""
+    """The columns of `x weight` that a scheme needs. `product`: the result, in x's dtype, once a branch has computed
+    it; else None."""
 
     def __init__(self, x: Float[Array, "B T D"], weight: Float[Array, "D C"]):
         self.x, self.weight = x, weight
@@ -27,7 +29,7 @@ _offered: ContextVar[ExtraColumns | None] = ContextVar("extra_columns", default=
 
 @contextlib.contextmanager
 def offering(extra: ExtraColumns | None) -> Generator[None]:
-    """A branch that runs inside may compute these columns."""
+    """A branch that runs inside this context may compute these columns."""
     token = _offered.set(extra)
     try:
         yield
@@ -36,8 +38,9 @@ def offering(extra: ExtraColumns | None) -> Generator[None]:
 
 
 def extra_columns(x: Array) -> ExtraColumns | None:
-    """What a matmul of x may compute, too. None for any other array than the scheme's, such as x in another dtype; if
-    it is computed already; and inside a transformation such as vmap that closes over x, which it could not leave."""
+    """The columns that a matmul of x may compute for the scheme. None if x is not the scheme's array (it may be a copy
+    in another dtype), if the columns are already computed, and inside a transformation such as vmap that closes over x,
+    since the product could not leave it."""
     extra = _offered.get()
     if extra is None or extra.product is not None:
         return None

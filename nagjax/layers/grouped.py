@@ -1,8 +1,11 @@
-"""Grouped matmuls on NVIDIA GPUs: tokamax's Triton kernels, where the package is installed.
+"""Grouped matmuls on NVIDIA GPUs by tokamax's Triton kernels, where the package is installed.
 
-Why this exists: on these GPUs XLA (jax 0.11) multiplies every row with the matrices of all groups and masks, E times
-the work; docs/memory.md has the compiled figures. AMD's library has grouped matmuls, which XLA calls.
-Numerics: float32 sums; rows after the last group have no value and no gradient, so their zeros are made here.
+Why this exists: on these GPUs XLA (jax 0.11) multiplies every row with the matrices of all groups and masks the
+results, E times the work; docs/memory.md has the compiled figures. On AMD GPUs XLA calls a library with grouped
+matmuls.
+
+Numerics: float32 sums. The kernels leave rows after the last group undefined, in value and gradient; this module sets
+them to zero.
 """
 
 import dataclasses
@@ -17,12 +20,13 @@ from pallas_kernels.dispatch import here
 from pallas_kernels.launch import raw_triton
 from pallas_kernels.launch.gpu import wrong_capability
 
-TILE, DEEP = 128, 32  # rows and columns of a tile, and how many features it takes at a time: tokamax's own choice
-SCOPE = "grouped_matmul"  # by which `nagjax plan` knows the kernels
+TILE, DEEP = 128, 32  # rows and columns of a tile, and features per step: tokamax's own choice
+SCOPE = "grouped_matmul"  # the name by which `nagjax plan` finds the kernels
 
 
 def usable() -> bool:
-    """Whether the program is for a GPU that these kernels run on, and the package is there; says once if it is not."""
+    """Whether the program is for a GPU that these kernels support and the packages are installed. Warns once if only
+    these are missing."""
     if not on_gpu() or here() == "rocm" or wrong_capability() is not None:
         return False
     slow = "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
@@ -38,7 +42,7 @@ def usable() -> bool:
 def grouped_matmul(
     rows: Float[Array, "N m"], matrices: Float[Array, "E m n"], sizes: Int[Array, " E"]
 ) -> Float[Array, "N n"]:
-    """`nagjax.layers.ragged.ragged_matmul` where `usable`."""
+    """`nagjax.layers.ragged.ragged_matmul`; only where `usable`."""
     inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
     matmul = _kernel(max(16, min(TILE, 1 << (rows.shape[0] - 1).bit_length())))
     with jax.named_scope(SCOPE):
@@ -51,5 +55,5 @@ def _kernel(tile: int):
     from tokamax.ops.gpu import PallasTritonRaggedDot, PallasTritonRaggedDotConfig
 
     config = PallasTritonRaggedDotConfig(block_m=tile, block_n=TILE, block_k=DEEP, num_warps=4, num_stages=4)
-    once = PallasTritonRaggedDot(config=config, bypass_device_check=True)  # it knows this machine's device only
+    once = PallasTritonRaggedDot(config=config, bypass_device_check=True)  # the check sees this machine's device only
     return dataclasses.replace(once, vjp=functools.partial(once.vjp, dlhs_ragged_dot=once, drhs_ragged_dot=once))

@@ -26,7 +26,8 @@ def linear(x: Float[Array, "B T m"], weight: nnx.Param, added: nnx.Param | None)
 def linears(
     x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
 ) -> tuple[Float[Array, "B T _"], ...]:
-    """Several linear maps of the same x, and the extra columns where the matmuls are one."""
+    """Several linear maps of the same x, in x's dtype. Where they run as one matmul, it also computes the extra
+    columns."""
     weights = _weights(x, maps)
     if not on_one_cpu() or any(isinstance(weight, Quantized) for weight in weights):
         found = [x @ weight for weight in weights]
@@ -40,22 +41,22 @@ def linears(
 def linears_then(
     then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
 ) -> Any:
-    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the matmuls of many rows are one,
-    with the extra columns, and `then` is computed again for the gradient, which otherwise writes and reads several
-    arrays of its size."""
+    """`then(*linears(x, *maps))`, where `then` is elementwise or nearly so. On a GPU with many rows, one matmul
+    computes all maps and the extra columns, and the backward pass computes `then` again; otherwise it would write and
+    read several arrays of the size of its result."""
     if not on_gpu():
         return then(*(linear(x, *one) for one in maps))
     weights = _weights(x, maps)
     ends = list(itertools.accumulate(weight.shape[-1] for weight in weights))
-    # Joining copies the weights, and saves a pass over x and its cotangent for each: not for the few rows of decoding.
+    # Joining copies the weights and saves a pass over x and its cotangent for each: it pays only for many rows.
     if not (joins_matmuls() and _are_arrays(weights) and math.prod(x.shape[:-1]) >= ends[-1]):
         return jax.checkpoint(lambda *found: then(*_with_biases(found, maps)))(*(x @ weight for weight in weights))
     if extra is not None:
         weights.append(extra.weight.astype(x.dtype))
-    joined = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array
+    joined = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # also makes its cotangent one array
 
     def both(y: Float[Array, "B T n"]) -> tuple[Any, Float[Array, "B T C"]]:
-        # From flat rows: through `more` XLA:GPU would give an MLP the transposed layout that attention prefers.
+        # Flat rows: otherwise XLA:GPU gives an MLP, through `more`, the transposed layout that attention prefers.
         more = y.reshape(-1, y.shape[-1])[:, ends[-1] :]
         found = jnp.split(y, ends, axis=-1)[:-1]
         return then(*_with_biases(found, maps)), more.reshape(*y.shape[:-1], more.shape[-1])
@@ -67,7 +68,7 @@ def linears_then(
 
 
 def _are_arrays(weights: list) -> bool:
-    """Neither `LowRank` nor `Quantized`."""
+    """Whether all weights are arrays, not `LowRank` or `Quantized`."""
     return all(isinstance(weight, jax.Array) for weight in weights)
 
 

@@ -1,10 +1,11 @@
-"""LoRA: a trained product of two thin matrices beside every matrix that is adapted, which itself is frozen.
+"""LoRA: beside every adapted matrix, which is frozen, a trained product of two thin matrices.
 
     x (W + s A B),    A [in, r], B [r, out],    s = alpha / rank
 
 Hu et al. 2021, arXiv:2106.09685. A starts normal with standard deviation 1 / sqrt(in), B at 0, so that a run begins
-with the model it adapts. Trained as `x W + s (x A) B`: no gradient of W's size exists. Experts' matrices, and all on a
-CPU without a mesh (whose matmuls are fused over several matrices), are summed first, in float32, a block at a time.
+with the model that it adapts. Training computes `x W + s (x A) B`, so that no gradient of W's size exists. Two cases
+sum W + s A B first, in float32, one block at a time: experts' matrices, and all matrices on a CPU without a mesh (whose
+matmuls are fused over several matrices).
 """
 
 import copy
@@ -29,7 +30,7 @@ GROUPS = {
 
 
 class Adapter(nnx.Module):
-    """The two factors of one matrix [in, out], or of one for each expert."""
+    """The two factors of one matrix [in, out], or of one matrix for each expert."""
 
     def __init__(self, weight: nnx.Param, rank: int, rngs: nnx.Rngs):
         axes = weight.get_metadata()["axes"]
@@ -48,8 +49,8 @@ class Adapters(nnx.Module):
 
 
 def adapters(kind: str, branch: nnx.Module, config: LoRAConfig, rngs: nnx.Rngs) -> Adapters | None:
-    """Of an attention or mlp branch; None where the config asks for none. Raises UserError for a matrix that the branch
-    lacks, where it was asked for by name."""
+    """The adapters of an attention or mlp branch; None if the config asks for none. Raises UserError if the config
+    names a matrix that the branch lacks."""
     if not config.rank:
         return None
     there = [name for name in GROUPS[kind] if getattr(branch, name, None) is not None]
@@ -63,7 +64,7 @@ def adapters(kind: str, branch: nnx.Module, config: LoRAConfig, rngs: nnx.Rngs) 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-    """`W + s A B` as it stands on the right of a product; it takes the place of a parameter in `nagjax.layers`."""
+    """`W + s A B` as the right factor of a product. It replaces a parameter in `nagjax.layers`."""
 
     weight: Float[Array, "m n"]
     a: Float[Array, "m r"]
@@ -85,7 +86,7 @@ class LowRank:
 
 
 def adapted(branch: Any, own: Adapters | None, config: LoRAConfig) -> Any:
-    """The branch with its adapters at work."""
+    """A copy of the branch whose matrices include their adapters' products."""
     if own is None:
         return branch
     changed = copy.copy(branch)
@@ -100,12 +101,12 @@ def adapted(branch: Any, own: Adapters | None, config: LoRAConfig) -> Any:
 def summed(
     weight: Float[Array, "*n i o"], a: Float[Array, "*n i r"], b: Float[Array, "*n r o"], scale: float
 ) -> Float[Array, "*n i o"]:
-    """`W + s A B`, one matrix."""
+    """`W + s A B` as one matrix."""
     return weight + scale * (a @ b)
 
 
 def merged(params: Any, config: LoRAConfig) -> Any:
-    """A model's parameters without adapters, whose products are in the matrices."""
+    """A model's parameters without adapters: the adapters' products are added to the matrices."""
     if not config.rank:
         return params
     blocks = {}

@@ -24,7 +24,7 @@ ACTIVATIONS = {
 
 
 def opened(kind: str, *products: Float[Array, "*B F"]) -> Float[Array, "*B F"]:
-    """`act(up)`, or of a gate and it `act(gate) * up`."""
+    """`act(up)`, or with a gate `act(gate) * up`. products: up, or gate and up."""
     *gate, up = products
     return ACTIVATIONS[kind](*gate) * up if gate else ACTIVATIONS[kind](up)
 

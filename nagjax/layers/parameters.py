@@ -12,7 +12,8 @@ from nagjax.parameters import parameter
 
 
 class Scales(NamedTuple):
-    """Factors on a branch's initial values, see `nagjax.residual.protocol.Scheme`."""
+    """Factors for a branch's initial values: `output` for its output projection, `inner` for the map that its output is
+    linear in (see `nagjax.residual.protocol.Scheme`)."""
 
     output: Float[Array, ""] | float = 1.0
     inner: Float[Array, ""] | float = 1.0
@@ -21,7 +22,8 @@ class Scales(NamedTuple):
 def matrix(
     rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], scale: Float[Array, ""] | float = 1.0
 ) -> nnx.Param:
-    """A hidden matrix [in, out], or several of them, float32, normal with standard deviation `scale / sqrt(in)`."""
+    """A hidden matrix [in, out], or several stacked ones, float32, normal with standard deviation
+    `scale / sqrt(in)`."""
     value = jax.random.normal(rngs.params(), shape) * (scale * shape[-2] ** -0.5)
     return parameter(value, axes, "matrix")
 
@@ -34,8 +36,8 @@ def table(
 
 
 def restart(module: nnx.Module, std: Callable[[tuple[str | None, ...]], float]) -> None:
-    """Initial values of a module's matrices [..., in, out] as if `matrix` drew them with this standard deviation, given
-    their axes, times `scale`, in place."""
+    """Rescales the initial values of a module's matrices [..., in, out] in place, so that their standard deviation is
+    `std(axes)` times the `scale` with which `matrix` drew them."""
     for leaf in jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
         facts = leaf.get_metadata()
         if facts["role"] == "matrix":

@@ -1,4 +1,4 @@
-"""The platform for which a program is being traced: a CPU is fastest with other code than a GPU or TPU."""
+"""The platform for which a program is traced: the fastest code for a CPU differs from that for a GPU or TPU."""
 
 import contextlib
 import functools
@@ -17,16 +17,16 @@ from pallas_kernels.placement import current_placement
 
 logger = logging.getLogger("nagjax")
 
-HEAD_AXIS = "tensor"  # mesh axis that heads and hidden features are split over, where the mesh has it
+HEAD_AXIS = "tensor"  # mesh axis that splits heads and hidden features, if the mesh has it
 
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
 @contextlib.contextmanager
 def tracing_for(platform: str) -> Generator[None]:
-    """Traces everything inside for that platform (cpu, gpu, tpu), whatever this machine is."""
+    """Inside this context, traces are for that platform (cpu, gpu, tpu), whatever platform this machine has."""
     token = _platform.set(platform)
-    kernels = kernels_for(platform) if platform in ("cpu", "tpu") else contextlib.nullcontext()  # gpu: of which make?
+    kernels = kernels_for(platform) if platform in ("cpu", "tpu") else contextlib.nullcontext()  # "gpu" names no vendor
     try:
         with kernels:
             yield
@@ -40,7 +40,7 @@ def platform() -> str:
 
 
 def platform_of(mesh: Mesh | AbstractMesh) -> str:
-    """The platform (cpu, gpu, tpu) of a mesh, also of an abstract one; without devices, this machine's."""
+    """The platform (cpu, gpu, tpu) of a mesh. An abstract mesh has no devices; its platform is this machine's."""
     if isinstance(mesh, AbstractMesh):
         return jax.default_backend()
     name = mesh.devices.flat[0].platform
@@ -48,13 +48,13 @@ def platform_of(mesh: Mesh | AbstractMesh) -> str:
 
 
 def head_axis(mesh: Mesh | AbstractMesh, heads: int) -> str | None:
-    """The mesh axis that so many heads are split over; None where they stay together."""
+    """The mesh axis that splits this number of heads; None if the heads are not split."""
     return HEAD_AXIS if HEAD_AXIS in mesh.shape and heads % mesh.shape[HEAD_AXIS] == 0 else None
 
 
 def by_own_heads(local: Callable, q: Array, k: Array, v: Array, *by_row: Array) -> Array:
-    """`local(q, k, v, *by_row)`, on a mesh under `shard_map`: each device has its own sequences, whole, and its heads
-    where those of the keys can be split. q, k, v: [B, T, H, Dh]; by_row: [B, ...]."""
+    """`local(q, k, v, *by_row)`. On a mesh it runs under `shard_map`: each device has its own sequences, whole, and its
+    own heads if the number of key heads allows it. q, k, v: [B, T, H, Dh]; by_row: [B, ...]."""
     placement = current_placement()
     if placement is None:
         return local(q, k, v, *by_row)
@@ -76,7 +76,7 @@ def on_gpu() -> bool:
 
 @functools.cache
 def installed(packages: tuple[str, ...], without: str) -> bool:
-    """Whether these packages are; a warning, `without`, if not."""
+    """Whether these packages are installed. Otherwise logs the warning `without`, once."""
     found = all(importlib.util.find_spec(package) is not None for package in packages)
     if not found:
         warn_once(without)
@@ -89,7 +89,7 @@ def warn_once(text: str) -> None:
 
 
 def joins_matmuls() -> bool:
-    """Whether matmuls of one x with several weights are to be one: on a GPU, for which each is otherwise a pass over x
-    and its cotangent; not where the weights' columns are split over devices, which would have to exchange them."""
+    """Whether matmuls of one x with several weights are to be joined: on a GPU, where each is otherwise a pass over x
+    and its cotangent. Not if the weights' columns are split over devices, which would then have to exchange them."""
     placement = current_placement()
     return on_gpu() and (placement is None or placement.mesh.shape.get(HEAD_AXIS, 1) == 1)

@@ -1,9 +1,10 @@
 """Ragged matmuls: rows that are sorted by group, times one matrix per group.
 
 Why this exists: `jax.lax.ragged_dot` has an instruction on a TPU; on a CPU and on NVIDIA's GPUs (jax 0.11.2) it
-multiplies every row with the matrices of all groups and masks. Such a GPU takes the kernels of `nagjax.layers.grouped`.
-A CPU goes through blocks of rows of one group, as many as there are: a block may reach into the next group, whose own
-blocks come later and write over what was too much.
+multiplies every row with the matrices of all groups and masks the results. On such a GPU this module uses the kernels
+of `nagjax.layers.grouped`. On a CPU it loops over blocks of rows, each of one group: a block may reach into the rows of
+the next group, whose own blocks come later and overwrite them.
+
 Numerics: on a CPU matmuls and their sums in the dtype of the rows, as in `nagjax.layers.cpu`; kernels sum in float32.
 """
 
@@ -18,14 +19,14 @@ from nagjax.layers.grouped import grouped_matmul, usable
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import platform
 
-BLOCK = 128  # rows of a block at most; larger ones waste more at the end of a group
+BLOCK = 128  # most rows of a block; larger blocks waste more at the end of a group
 
 
 def ragged_matmul(
     rows: Float[Array, "N m"], matrices: Float[Array, "E m n"] | Quantized, sizes: Int[Array, " E"]
 ) -> Float[Array, "N n"]:
-    """`rows[i] W[e]` for the group e that row i is in: the first `sizes[0]` rows, and so on; 0 for rows after the last
-    group."""
+    """`rows[i] W[e]` for the group e of row i, in the dtype of rows. The first `sizes[0]` rows are group 0, the next
+    `sizes[1]` rows group 1, and so on; rows after the last group give 0."""
     if isinstance(matrices, Quantized):
         return _quantized(rows, matrices, sizes)
     if platform() == "cpu":
@@ -37,7 +38,7 @@ def ragged_matmul(
 
 
 def _quantized(rows, matrices: Quantized, sizes):
-    """The same without a gradient; a CPU widens the matrix of a block at a time."""
+    """`ragged_matmul` with quantised matrices, without a gradient. A CPU widens one block's matrix at a time."""
     if platform() == "cpu":
         return _multiplied(rows, matrices, sizes, 0)
     sums = jax.lax.ragged_dot(rows, matrices.values.astype(rows.dtype), sizes, preferred_element_type=jnp.float32)
@@ -46,8 +47,8 @@ def _quantized(rows, matrices: Quantized, sizes):
 
 
 class Blocks(NamedTuple):
-    """Where the blocks begin, which group they are of, how many rows of each are the group's, and how many there are
-    really."""
+    """The first row and the group of each block, the number of its rows that belong to the group, and the number of
+    blocks in use."""
 
     starts: Int[Array, " n"]
     groups: Int[Array, " n"]
@@ -72,7 +73,7 @@ def _blocks(sizes: Int[Array, " E"], rows: int) -> Blocks:
 
 
 def _over_blocks(sizes: Int[Array, " E"], rows: int, start: Array, step: Callable) -> Array:
-    """`step(carry, first row, group, which of the block's rows are the group's)` for one block after the other."""
+    """Folds `step(carry, first row, group, which of the block's rows belong to the group)` over the blocks in use."""
     blocks, size = _blocks(sizes, rows), _size(rows, sizes.shape[0])
 
     def one(i, carry):
@@ -92,7 +93,7 @@ def _in_blocks(rows, matrices, sizes):
 
 
 def _multiplied(rows, matrices, sizes, along: int) -> Array:
-    """Each row times its group's matrix, along the matrix's axis `along`."""
+    """Each row times its group's matrix, summed over the matrix's axis `along`."""
     count, size = rows.shape[0], _size(rows.shape[0], sizes.shape[0])
     padded = _padded(rows, sizes.shape[0])
 

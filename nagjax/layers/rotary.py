@@ -11,7 +11,7 @@ UNSCALED = RopeConfig()
 
 
 def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Array, " half"]:
-    """Radians per token of each pair of features, float32: `base ** (-i / half)`, scaled as `rope` says."""
+    """Radians per token for each pair of features, float32: `base ** (-i / half)`, scaled as `rope` says."""
     plain = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if rope.scaling == "none":
         return plain
@@ -22,14 +22,15 @@ def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Ar
     if rope.scaling == "yarn":
         kept = _kept_by_yarn(half, base, rope)
     else:
-        turns = rope.original * plain / (2 * jnp.pi)  # of a pair over the original context
+        turns = rope.original * plain / (2 * jnp.pi)  # turns of a pair over the original context
         kept = jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
     return kept * plain + (1.0 - kept) * plain / rope.factor
 
 
 def _kept_by_yarn(half: int, base: float, rope: RopeConfig) -> Float[Array, " half"]:
-    """1 up to the last whole pair that turns at least `high` times over the original context, 0 from the first that
-    turns at most `low` times, linear in between."""
+    """YaRN's weights of the unscaled frequencies: 1 up to the last pair that turns at least `high` times over the
+    original context, 0 from the first pair that turns at most `low` times, linear in between. Both pairs are rounded to
+    whole numbers."""
 
     def pair(turns: float) -> float:
         return half * math.log(rope.original / (turns * 2 * math.pi)) / math.log(base)
@@ -70,7 +71,8 @@ def rotary(
 def turned(
     x: Float[Array, "B T H Dh"], cos: Float[Array, "B T half"], sin: Float[Array, "B T half"]
 ) -> Float[Array, "B T H Dh"]:
-    """`rotary` by these cosines and sines."""
+    """`rotary` with given cosines and sines; float32 inside, returns x's dtype. Features after the first 2 half are not
+    rotated."""
     half = cos.shape[-1]
     rotated = 2 * half
     cos, sin = cos[:, :, None], sin[:, :, None]

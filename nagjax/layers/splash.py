@@ -1,15 +1,15 @@
 """Attention on a TPU that writes neither scores nor a mask to memory: Pallas splash attention, causal.
 
-Its kernels compare the slot of a key in its row with a number of the query, and their segments. Causality by slot and
-segment equals causality by position: documents are packed in order.
+The kernels compare a key's slot (its index in the row) with a number of the query, and compare the segments of both.
+Causality by slot and segment equals causality by position, because documents are packed in order.
 
-- As many queries as keys: query i stands in slot i. Which blocks are visited is known when the program is made.
+- As many queries as keys: query i stands in slot i. The blocks to visit are known when the program is made.
 - Fewer queries (Mixture-of-Depths), or a window: slots follow from `Where` when the program runs, and so do the blocks
-  that are visited, for each block of queries from the first that one of them sees to the last. The rows of a batch are
-  laid end to end for this: a kernel has one table of blocks, and vmap over tables is a loop.
+  to visit: for each block of queries, from the first block with a key that one of them sees to the last. For this the
+  rows of a batch are laid end to end: a kernel has one table of blocks, and vmap over tables would be a loop.
 
-A window is one of positions, which have gaps where only selected tokens are seen. So it becomes the first slot that a
-query sees, which is packed into the query's number with its own slot.
+A window is a range of positions, which have gaps if only selected tokens are seen. So it is converted to the first slot
+that a query sees, which is packed into the query's number together with its own slot.
 
 Source: Dao 2023, arXiv:2307.08691, in `jax.experimental.pallas.ops.tpu.splash_attention`. Numerics: scores, softmax and
 sums in float32; queries are scaled in their own dtype.
@@ -30,13 +30,13 @@ from nagjax.layers.platform import head_axis
 from nagjax.layers.where import Where, Window
 from pallas_kernels.placement import current_placement
 
-BLOCK = 128  # keys come in whole blocks of so many
-BLOCKS = (512, 256, BLOCK)  # queries or keys that a kernel holds at a time: the more, the less often others are read
+BLOCK = 128  # the number of keys must be a multiple of this
+BLOCKS = (512, 256, BLOCK)  # queries or keys in a kernel at a time; larger blocks reread the others less often
 
 
 def refusal(queries: int, keys: int, rows: int, parts: int, window: Window, causal: bool) -> str | None:
-    """Why splash attention does not take so many queries and keys in each of a device's rows, the queries being split
-    into so many parts; None where it does."""
+    """Why splash attention does not support this input; None if it does. `queries` and `keys`: tokens in each of a
+    device's `rows`; `parts`: the number of parts into which the queries are split over devices."""
     if not causal:
         return "does not support bidirectional attention: choose auto or xla"
     if keys % (parts * BLOCK) or queries > keys or queries < keys and parts > 1:
@@ -58,7 +58,7 @@ def splash(
     window: Window,
     parts: int,
 ) -> Float[Array, "B Tq H Dh"]:
-    """`nagjax.layers.attend.attend` for what has no `refusal`; k and v are whole."""
+    """`nagjax.layers.attend.attend` for an input that has no `refusal`. k and v are not split over tokens."""
     placement, ahead = current_placement(), q.shape[1] == k.shape[1] and window is None
     if ahead:
         block = _key_block(q.shape[1] // parts)
@@ -78,7 +78,7 @@ def splash(
 
 
 def _by_slot(kernel, q, k, v, q_segments, k_segments) -> Float[Array, "B T H Dh"]:
-    """Query i of a row stands in slot i."""
+    """Attention in which query i of a row stands in slot i."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
     def one(q, k, v, q_segments, k_segments):
@@ -90,8 +90,9 @@ def _by_slot(kernel, q, k, v, q_segments, k_segments) -> Float[Array, "B T H Dh"
 
 
 def _by_stretch(seen, q, k, v, q_segments, k_segments, *, bits: int | None) -> Float[Array, "B Tq H Dh"]:
-    """seen: of each query the first key in the row that it sees, and the one behind the last. bits: of its number, for
-    how far back the first is from the last; None: it sees as far back as its document goes."""
+    """Attention in which each query sees a range of keys. seen: for each query the index of the first key that it sees
+    and the index after the last. bits: the number of low bits of a query's number that say how far the first key is
+    before the last; None: a query sees back to the start of its document."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
@@ -111,8 +112,8 @@ def _by_stretch(seen, q, k, v, q_segments, k_segments, *, bits: int | None) -> F
 def _visited(
     first: Int[Array, "B Tq"], end: Int[Array, "B Tq"], keys: int, rows: int, columns: int
 ) -> Bool[Array, "B n m"]:
-    """Which blocks of keys a block of queries visits, at least one: from that with the first key which one of them sees
-    to that with the last."""
+    """Which blocks of keys each block of queries visits: from the block with the first key that one of its queries sees
+    to the block with the last, and at least one block."""
     blocks = first.shape[0], -1, rows
     last = jnp.max(end.reshape(blocks), axis=-1, keepdims=True) - 1
     begin = jnp.minimum(jnp.min(first.reshape(blocks), axis=-1, keepdims=True), keys - 1) // columns
@@ -121,8 +122,9 @@ def _visited(
 
 
 def _table(visited: Bool[Array, "B n m"], axis: int) -> dict[str, Int[Array, "1 _ _"]]:
-    """For each step along this axis (1: blocks of queries, 2: of keys) the block to hold, among those of all rows, and
-    whether it is visited. Instead of one that is not, the nearest that is: then nothing is read."""
+    """For each step along this axis (1: blocks of queries, 2: blocks of keys), the block to hold, numbered over all
+    rows, and whether it is visited. For a block that is not visited, the nearest visited block is named instead: then
+    nothing new is read."""
     count = visited.shape[axis]
     first = jnp.argmax(visited, axis=axis, keepdims=True)
     last = count - 1 - jnp.argmax(jnp.flip(visited, axis), axis=axis, keepdims=True)
@@ -135,7 +137,7 @@ def _table(visited: Bool[Array, "B n m"], axis: int) -> dict[str, Int[Array, "1 
 
 
 def _kernel_for(visited: Bool[Array, "B n m"], numbers: Int[Array, " N"], rows: int, columns: int, bits: int | None):
-    """The kernel for queries with these numbers."""
+    """The kernel for queries with these numbers, which visits these blocks."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
@@ -149,8 +151,8 @@ def _kernel_for(visited: Bool[Array, "B n m"], numbers: Int[Array, " N"], rows: 
 
 @functools.cache
 def _within(bits: int) -> Callable[[Array, Array], Array]:
-    """Whether a query sees the key in a slot, in a window: the low bits of its number are how far it sees back from the
-    slot that the high ones are."""
+    """The mask function of a window: whether a query sees the key in a slot. The high bits of the query's number are
+    its last slot, the low bits say how far it sees back from there."""
 
     def within(number, slot):
         own = number >> bits
@@ -160,16 +162,16 @@ def _within(bits: int) -> Callable[[Array, Array], Array]:
 
 
 def _bits(keys: int, window: Window) -> int:
-    """Bits for how far back a query sees. The kernel is made before a traced window is known."""
+    """The number of bits that hold how far back a query sees. A traced window is not known when the kernel is made."""
     return (min(keys, window) - 1 if isinstance(window, int) else keys - 1).bit_length()
 
 
 def _kernel(shape: tuple[int, int], blocks: tuple[int, int], parts: int):
-    """The causal kernel for so many queries and keys, in blocks of so many; with several parts, its mask is to be split
-    among as many devices."""
+    """The causal kernel for this number of queries and keys, in blocks of these sizes. With several parts, its mask is
+    split over that many devices."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
-    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask(shape)])  # of every head
+    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask(shape)])  # one mask for all heads
     rows, columns = blocks
     sizes = splash_attention_kernel.BlockSizes(
         **{"block_q": rows, "block_q_dkv": rows, "block_q_dq": rows},
@@ -183,5 +185,5 @@ def _key_block(tokens: int) -> int:
 
 
 def _query_block(queries: int) -> int:
-    """The largest that makes at most an eighth more of them, in whole blocks."""
+    """The largest block of queries with which padding to whole blocks adds at most an eighth."""
     return next((block for block in BLOCKS if -queries % block <= queries // 8), BLOCK)

@@ -1,4 +1,4 @@
-"""Where each token stands, and which others it may see."""
+"""The document and position of each token, and which other tokens it may see."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ Window = int | Int[Array, ""] | None  # tokens that a query sees, counting back 
 
 
 class Where(NamedTuple):
-    """Which document each token belongs to (1, 2, ...; 0 is padding) and its position in it. The tokens of a document
-    are side by side, in the order of their positions."""
+    """The document of each token (1, 2, ...; 0 is padding) and the token's position in it. The tokens of a document are
+    adjacent, in the order of their positions."""
 
     segments: Int[Array, "B T"]
     positions: Int[Array, "B T"]
@@ -24,7 +24,7 @@ class Where(NamedTuple):
         return cls(jnp.ones((batch, tokens), jnp.int32), positions)
 
     def of(self, shape: tuple[int, ...]) -> "Where":
-        """Itself. Raises UserError where it is not that of tokens of this shape."""
+        """Returns itself. Raises UserError unless it is for tokens of this shape."""
         for name, given in self._asdict().items():
             if jnp.shape(given) != shape:
                 raise UserError(f"where.{name}", jnp.shape(given), f"give one for each token, {list(shape)}")
@@ -35,8 +35,8 @@ def seen_mask(
     queries: Where, keys: Where, window: Window = None, causal: bool = True, by_key: bool = False
 ) -> Bool[Array, "B 1 Tq Tk"] | Bool[Array, "B 1 Tk Tq"]:
     """True where the key is in the query's document and, if `causal`, not after the query and less than `window` tokens
-    before it. Padding sees padding, so that no row is empty. `by_key`: with the last two axes swapped, in memory too.
-    """
+    before it. Padding sees padding, so that every row has a visible key. `by_key`: swaps the last two axes, also in
+    memory."""
     of_queries = lambda x: x[:, None, :] if by_key else x[:, :, None]  # noqa: E731
     of_keys = lambda x: x[:, :, None] if by_key else x[:, None, :]  # noqa: E731
     seen = of_queries(queries.segments) == of_keys(keys.segments)

@@ -1,8 +1,8 @@
 """Causal tracing: which token's residual, at which depth, carries what a prediction needs (Meng et al. 2022, ROME,
 arXiv:2202.05262, Section 2; by depth in Liu et al. 2026, arXiv:2602.05970, Figure 6).
 
-The subject's tokens are made unreadable by noise on their embeddings, and the stream of one token at one depth is put
-back to what it was without the noise. How far that brings the answer back is the indirect effect of that place.
+Noise on the embeddings of the subject's tokens makes the subject unreadable. Then the stream of one token at one depth
+is restored to its value without the noise. The gain in the answer's probability is the indirect effect of this place.
 """
 
 import functools
@@ -34,11 +34,12 @@ Subject = slice | Sequence[int]
 
 
 class Trace(NamedTuple):
-    """Probabilities of `answer` behind a prompt of T tokens, in a model of L blocks.
+    """Probabilities of the token `answer` after a prompt of T tokens, in a model of L blocks.
 
-    clean: as it is. corrupted: with noise on the embeddings of the tokens `subject` (from, to before), mean over the
-    draws. restored: with the stream of one token in front of one block (the last row: behind the last block) put back;
-    NaN for tokens that were left out. tokens: the pieces of the prompt's text, where it was one.
+    clean: without noise. corrupted: with noise on the embeddings of the tokens `subject` (from, to before), mean over
+    the draws. restored: with the stream of one token restored before one block (last row: after the last block). It
+    equals `corrupted` for tokens before the subject, and is NaN for later tokens that were left out. tokens: the pieces
+    of the prompt's text, if it was given as text.
     """
 
     clean: float
@@ -55,7 +56,7 @@ class Trace(NamedTuple):
 
     @property
     def ends(self) -> Float[np.ndarray, "L+1 2"]:
-        """The indirect effect of the subject's last token, and of the prompt's."""
+        """The indirect effects of the subject's last token and of the prompt's last token."""
         return self.effect[:, [self.subject[1] - 1, -1]]
 
 
@@ -68,7 +69,7 @@ class Summary(NamedTuple):
 
 
 def summary(traces: Sequence[Trace]) -> Summary:
-    """Of traces of one model. Raises UserError where there are none."""
+    """The summary of traces of one model. Raises UserError if there are none."""
     if not traces:
         raise UserError("traces", 0, "give at least one")
     subject, last = np.mean([own.ends for own in traces], axis=0).T
@@ -76,8 +77,8 @@ def summary(traces: Sequence[Trace]) -> Summary:
 
 
 def handover(subject: Float[np.ndarray, " L+1"], last: Float[np.ndarray, " L+1"]) -> float:
-    """The depth, as a share of the blocks, from which on the last token's effect is above the subject's; NaN where it
-    is not so at the end. It cannot come later than behind the last block, where only the last token is read."""
+    """The depth, as a share of the blocks, from which on the last token's effect exceeds the subject's; NaN if it does
+    not do so at the end. At the latest it is 1, after the last block, where only the last token is read."""
     behind = np.flatnonzero(~(np.asarray(last) > np.asarray(subject)))
     first, blocks = (behind[-1] + 1 if behind.size else 0), len(last) - 1
     return float(first / blocks) if first <= blocks else math.nan
@@ -94,18 +95,20 @@ def trace(
     seed: int = 0,
     places: Sequence[int] | None = None,
 ) -> Trace:
-    """Traces one prompt of token ids, which is read as it is, as one document.
+    """Traces one prompt of token ids, which the model reads as it is, as one document.
 
     subject: a slice of the prompt's tokens, or the pair (from, to before). answer: a token id; None: the likeliest one.
-    noise: standard deviation of the normal noise, over that of the elements of the subject's rows in the table of the
-    embedding. draws, seed: of the noise; a mean over so many. places: tokens whose stream is put back, all from the
-    subject's first one on unless given, none if empty; what is before that holds no noise, and is as it was.
+    noise: standard deviation of the normal noise, relative to that of the elements of the subject's rows in the
+    embedding table. draws, seed: the number of draws of the noise, over which results are averaged, and their seed.
+    places: tokens whose stream is restored; by default all from the subject's first one on, none if empty. Tokens
+    before the subject hold no noise, so restoring them would change nothing.
 
-    Every residual scheme is traced alike: what is put back is all of the token's stream, not its residual alone. In a
-    routed model the noise changes who runs, and where a router looks at other tokens that goes beyond the token.
+    All residual schemes are traced alike: the token's whole stream is restored, not only its residual. In a routed
+    model the noise changes which tokens run; if a router looks at other tokens, it also changes this for tokens without
+    noise.
 
-    Raises UserError: an encoder; a router that draws by row; ids, a subject, an answer or places that do not exist; a
-    prompt longer than the context; `noise`, `draws` and `seed` out of their range.
+    Raises UserError for an encoder; a router that draws by row; ids, a subject, an answer or places that do not exist;
+    a prompt longer than the context; and `noise`, `draws` or `seed` out of range.
     """
     check_opened(run)
     config = run.config.model
@@ -139,14 +142,15 @@ def trace(
 
 
 def trace_text(run: OpenRun, prompt: str, subject: str, answer: str | None = None, **options: Any) -> Trace:
-    """Traces a text, which is encoded as `nagjax.generate.sample.complete` encodes a prompt. `options` are `trace`'s.
+    """Traces a text, which is encoded as `nagjax.generate.sample.complete` encodes a prompt. `options` are those of
+    `trace`.
 
         trace_text(nagjax.load(FOLDER), "The space needle is in downtown", "space needle", " Seattle")
 
-    subject: a part of the prompt, at the first place where it stands there; a token that it has a part of belongs to
-    it. answer: what follows the prompt, of which the first token counts; None: the token the model finds likeliest.
+    subject: a part of the prompt, at its first occurrence; a token that overlaps it belongs to it. answer: a text that
+    follows the prompt, of which the first token counts; None: the token that the model finds likeliest.
 
-    Raises UserError: what `trace` raises; a subject that does not stand in the prompt; an answer that is empty, or
+    Raises UserError for what `trace` refuses; a subject that does not occur in the prompt; an answer that is empty, or
     whose first letter would share the prompt's last token; and a prompt that spells a special token.
     """
     check_opened(run)
@@ -170,7 +174,7 @@ def trace_text(run: OpenRun, prompt: str, subject: str, answer: str | None = Non
 
 
 def _following(run: OpenRun, prompt: str, ids: list[int], answer: str) -> int:
-    """The first token of the answer behind the prompt."""
+    """The first token of the answer after the prompt."""
     check_text(answer)
     whole = run.encode(prompt + encodable(answer))
     if not answer:
@@ -182,13 +186,13 @@ def _following(run: OpenRun, prompt: str, ids: list[int], answer: str) -> int:
 
 
 def last_logits(model: Transformer, output: Output) -> Float[Array, "B V"]:
-    """Of what follows the last token of each row."""
+    """Float32 logits after the last token of each row."""
     last = output._replace(hidden=output.hidden[:, -1:], log_scale=output.log_scale[:, -1:])
     return model.logits(last)[:, 0]
 
 
 class _Noised(nnx.Module):
-    """An embedding with something added to it; all else is the embedding's own."""
+    """An embedding whose output has something added to it; all else is the embedding's own."""
 
     def __init__(self, embedding: nnx.Module, added: Float[Array, "B T D"]):
         self.embedding, self.added = embedding, nnx.data(added)
@@ -202,8 +206,8 @@ class _Noised(nnx.Module):
 
 
 def _restoring(place: Int[Array, " B"], token: Int[Array, " B"]) -> Intervention:
-    """Puts one token of every row back to row 0's, in front of the block `place` (the number of blocks: behind the
-    last); any other number changes nothing."""
+    """Restores one token of every row to row 0's stream, before the block with the number `place` (the number of
+    blocks: after the last block); any other number changes nothing."""
 
     def restored(stream: Stream, depth) -> Stream:
         rows, count = jax.tree.leaves(stream)[0].shape[:2]
@@ -221,8 +225,8 @@ def _restoring(place: Int[Array, " B"], token: Int[Array, " B"]) -> Intervention
 
 @functools.partial(jax.jit, static_argnames=("graph", "causal"))
 def _pass(params, tokens, added, cells, answer, progress, cuts, *, graph, causal):
-    """log p(answer) in the clean row and in the others [N], and the answer: the clean row's likeliest token if it is
-    below 0. `cells` [N, 3]: the depth and the token where the stream is put back, and the draw of the noise."""
+    """log p(answer) in the clean row and in the others [N], and the answer: the clean row's likeliest token if `answer`
+    is below 0. `cells` [N, 3]: the depth and the token where the stream is restored, and the draw of the noise."""
     model = nnx.merge(graph, params)
     cells = jnp.concatenate([jnp.full((1, 3), -1, jnp.int32), cells])
     noise = jnp.concatenate([jnp.zeros_like(added[:1]), added])[cells[:, 2] + 1]
@@ -242,8 +246,8 @@ def _asked(
     cells: Int[np.ndarray, "N 3"],
     answer: int | None,
 ) -> tuple[float, Float[np.ndarray, " N"], int]:
-    """p(answer) of the clean prompt and of every cell, and the answer: one program for each length of a prompt and
-    size of a batch."""
+    """p(answer) of the clean prompt and of every cell, and the answer. Compiles one program for each length of a prompt
+    and size of a batch."""
     graph, params = nnx.split(run.model)
     options, chosen = forward_options(run), np.int32(-1 if answer is None else answer)
     values, causal = (np.float32(options["progress"]), options["cuts"]), options["causal"]
@@ -274,7 +278,7 @@ def _whole(field: str, value: Any) -> int:
 
 
 def _span(subject: Subject, count: int) -> tuple[int, int]:
-    """The subject's first token, and the one behind its last."""
+    """The index of the subject's first token, and the index after its last."""
     fix = f"give two places, (from, to before), of a prompt that has {count} tokens: 0 <= from < to <= {count}"
     if isinstance(subject, slice):
         start, stop = subject.start or 0, count if subject.stop is None else subject.stop
@@ -291,7 +295,7 @@ def _span(subject: Subject, count: int) -> tuple[int, int]:
 
 
 def _places(places: Sequence[int] | None, start: int, count: int) -> list[int]:
-    """The tokens to put back."""
+    """The tokens to restore."""
     if places is None:
         return list(range(start, count))
     chosen = sorted({_whole("places", place) for place in places})

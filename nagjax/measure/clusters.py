@@ -1,4 +1,4 @@
-"""Groups of tokens by how the blocks turn them: principal components and k-means of the turns (Liu et al. 2026,
+"""Clusters of tokens by how far each block turns them: principal components and k-means of the turns (Liu et al. 2026,
 arXiv:2602.05970, Figure 2)."""
 
 from typing import NamedTuple
@@ -12,9 +12,10 @@ from nagjax.ranges import Count, Seed, check_value
 
 
 class Clusters(NamedTuple):
-    """k groups of N tokens, the largest first: the group of each token, and the mean turns and the share of each group.
+    """k clusters of N tokens, the largest first: the cluster of each token, and the mean turns (radians) and the share
+    of each cluster.
 
-    explained: shares of the variance of the first principal components, the largest first.
+    explained: shares of the variance along the first principal components, the largest first.
     """
 
     labels: Int[np.ndarray, " N"]
@@ -24,7 +25,7 @@ class Clusters(NamedTuple):
 
 
 def explained_variance(turns: Float[np.ndarray, "N L"], components: int = 2) -> Float[np.ndarray, " c"]:
-    """The share of the variance along each of the first principal components, at most `components` of them; 0 where
+    """The share of the variance along each of the first principal components, at most `components` of them; 0 if
     nothing varies."""
     turns = np.asarray(turns, np.float64)
     spread = np.linalg.svd(turns - turns.mean(axis=0), compute_uv=False) ** 2
@@ -34,11 +35,11 @@ def explained_variance(turns: Float[np.ndarray, "N L"], components: int = 2) -> 
 def clusters(
     turns: Float[np.ndarray, "N L"], k: int = 2, *, starts: int = 10, seed: int = 0, components: int = 2
 ) -> Clusters:
-    """Groups the tokens' turns [N, L], radians, by k-means from `starts` draws of first centres (k-means++), of which
-    that with the least sum of squared distances stays.
+    """Clusters the tokens' turns [N, L], radians, by k-means. Of `starts` runs from different first centres
+    (k-means++), the one with the least sum of squared distances is returned.
 
-    Raises UserError for turns that are not finite or no matrix, fewer different tokens than groups, or a number out of
-    range.
+    Raises UserError for turns that are not finite or no matrix, for fewer different tokens than clusters, and for a
+    number out of range.
     """
     for name, value in (("k", k), ("starts", starts), ("components", components)):
         check_value(name, value, Count)
@@ -59,7 +60,7 @@ def clusters(
 
 
 def _centres(turns: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
-    """The mean of each group; NaN where it has no token."""
+    """The mean of each cluster; NaN if it has no token."""
     sums = np.zeros((k, turns.shape[1]))
     np.add.at(sums, labels, turns)
     count = np.bincount(labels, minlength=k)[:, None]
@@ -67,7 +68,7 @@ def _centres(turns: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
 
 
 def _inertia(turns: np.ndarray, labels: np.ndarray, k: int) -> float:
-    """Sum of the squared distances to the means; infinite where a group is empty."""
+    """Sum of the squared distances to the means; infinite if a cluster is empty."""
     if len(np.unique(labels)) < k:
         return np.inf
     return float(np.sum((turns - _centres(turns, labels, k)[labels]) ** 2))

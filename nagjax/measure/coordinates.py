@@ -2,8 +2,8 @@
 
     python -m nagjax.measure.coordinates completep completep  # scheme, parametrization
 
-trains models of several widths and depths for a few steps on one batch, prints how much each kind of activation has
-changed by then, and the slope of that over the size, both logarithmic: 0 is flat.
+This trains models of several widths and depths for a few steps on one batch. It prints how much the steps have changed
+each kind of activation, and the slope of this change over the size, both logarithmic: 0 is flat.
 """
 
 import sys
@@ -31,7 +31,7 @@ RATE = 5e-4  # of matrices at width 64; small, so that what a norm bounds is far
 
 
 class Changes(NamedTuple):
-    """What the training has changed, root mean squares over tokens and features, float32."""
+    """What the training has changed: root mean squares over tokens and features, float32."""
 
     blocks: Float[Array, ""]  # what all blocks together add to the residual, relative to the residual at the start
     hidden: Float[Array, ""]  # what the head reads
@@ -48,7 +48,7 @@ class _Seen(NamedTuple):
 
 
 def changes(model: ModelConfig, scheme: Scheme, config: OptimizerConfig, seed: int = 0) -> Changes:
-    """By how much STEPS steps on one batch of random tokens change what a model computes."""
+    """How much STEPS steps on one batch of random tokens change what a model computes."""
     tokens, targets = jax.random.randint(jax.random.key(seed), (2, BATCH, TOKENS), 0, model.vocab)
     make = lambda: Transformer(model, scheme, nnx.Rngs(seed))  # noqa: E731
     tx = optimizer(config, nnx.eval_shape(make), steps=100)
@@ -87,17 +87,18 @@ def _rms(x: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def slopes(sizes: Iterable[int], found: Iterable[Changes]) -> Changes:
-    """Of the changes over the sizes, both logarithmic: least squares. Size doubles, change times `2**slope`."""
+    """Least-squares slope of the changes over the sizes, both logarithmic: when the size doubles, the change grows by
+    the factor `2**slope`."""
     logs = np.log(np.array([*sizes], float))
     columns = zip(*found, strict=True)
     return Changes(*(float(np.polyfit(logs, np.log(np.array(column, float)), 1)[0]) for column in columns))
 
 
 def changes_at(scheme: Scheme, parametrization: str = "standard", optimizer: str = "adamw", **model: int) -> Changes:
-    """`changes` of a small model, 2 blocks x 64 unless told. Heads have 16 features at every width.
+    """`changes` of a small model, by default 2 blocks x 64. Heads have 16 features at every width.
 
-    The base width is 16: what the head's random start makes of a changed residual shrinks with the root of the width,
-    as it should, and is a smaller part of the logits' change from there on.
+    The base width is 16: the head's random initial rows turn a changed residual into a part of the logits' change that
+    shrinks with the root of the width, as it should; above this width it is a small part.
     """
     chosen = {"depth": 2, "width": 64, "context": TOKENS, "vocab": VOCAB, "dtype": "float32"} | model
     chosen |= {"heads": chosen["width"] // 16, "parametrization": parametrization, "base_width": BASE}

@@ -14,7 +14,7 @@ from nagjax.train.loss import Batch
 
 
 def first_of_each(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """The first `count` batches, and the first of each corpus that has none among these."""
+    """The first `count` batches, and the first batch of each corpus that has none among these."""
     chosen = list(batches[:count])
     for batch in batches[count:]:
         if corpus_of(batch) not in {corpus_of(own) for own in chosen}:
@@ -23,10 +23,10 @@ def first_of_each(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 def scales(data: DataConfig, batches: Sequence[Batch], counts: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """How much a token of each batch counts in a mean over all of them, on average 1: every corpus of a mixture by its
-    share of the training's rows among those that are there, as in `nagjax.train.evaluator.Evaluator`.
+    """The weight of a token of each batch in a mean over all of them, on average 1. Every corpus of a mixture has the
+    share that its rows have in training, among the corpora in these batches, as in `nagjax.train.evaluator.Evaluator`.
 
-    counts: tokens of each batch. Raises UserError where those of a corpus have none.
+    counts: number of tokens of each batch. Raises UserError if all batches of a corpus have none.
     """
     corpora = np.array([corpus_of(batch) for batch in batches])
     there = sorted({*corpora.tolist()})
@@ -42,7 +42,8 @@ def scales(data: DataConfig, batches: Sequence[Batch], counts: Float[np.ndarray,
 
 
 def mean(values: Float[np.ndarray, "N *x"], tokens: Float[np.ndarray, "N *#y"]) -> Float[np.ndarray, " *x"]:
-    """The mean over all tokens, from that of each batch over so many of them; NaN where there are none."""
+    """The mean over all tokens, from the means of the batches and their numbers of tokens; NaN if there are no
+    tokens."""
     values = np.asarray(values, np.float64)
     tokens = np.asarray(tokens, np.float64).reshape(*tokens.shape, *(1,) * (values.ndim - tokens.ndim))
     total = np.sum(np.where(tokens > 0, tokens * values, 0.0), axis=0)
@@ -51,6 +52,6 @@ def mean(values: Float[np.ndarray, "N *x"], tokens: Float[np.ndarray, "N *#y"]) 
 
 
 def most_counted(counted: Bool[Array, "B T"], rows: int) -> Int[Array, " b"]:
-    """The sequences with the most counted tokens, at most `rows` of them, in their order."""
+    """The indices of the sequences with the most counted tokens, at most `rows` of them, in ascending order."""
     order = jnp.argsort(-jnp.sum(counted, axis=1, dtype=jnp.int32), stable=True)
     return jnp.sort(order[:rows])

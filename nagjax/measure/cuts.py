@@ -1,4 +1,4 @@
-"""Rules that choose blocks to remove, and the loss without them."""
+"""Rules that choose blocks to remove, and a model's loss without these blocks."""
 
 import functools
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ RULES = {
     "angle": "the consecutive blocks over which the residual turns least (Gromov et al.)",
     "drop": "the blocks whose removal alone adds least to the loss",
 }
-ROWS = 8  # sequences of a batch on which angles between residuals are measured: those with most counted tokens
+ROWS = 8  # most sequences of a batch on which angles are measured: those with most counted tokens
 
 
 def check_rules(rules: Sequence[str]) -> None:
-    """Raises UserError for an unknown rule, for a text in place of a list, and for none."""
+    """Raises UserError for an unknown rule, for a string in place of a list, and for an empty list."""
     if not rules or isinstance(rules, str):
         raise UserError("rules", rules, f"name at least one of {', '.join(RULES)}")
     for rule in rules:
@@ -46,11 +46,12 @@ def choose(
     angle: Float[np.ndarray, "L+1 L+1"],
     damage: Float[np.ndarray, " L"] | None = None,
 ) -> list[int]:
-    """Chooses the blocks to remove, in ascending order, from mean cosines and angles between the residuals around
-    them. The rule "drop" needs what each block's removal adds to the loss; what is not finite is the most.
+    """Chooses the blocks to remove, in ascending order, from mean cosines and angles between the residuals before and
+    after them. The rule "drop" needs `damage`, what each block's removal adds to the loss; a value that is not finite
+    counts as the largest.
 
-    Raises UserError for an unknown rule, for a count that is not from 0 to the number of blocks, and where what the
-    rule compares is missing or could not be measured.
+    Raises UserError for an unknown rule, for a count that is not from 0 to the number of blocks, and if what the rule
+    compares is missing or could not be measured.
     """
     check_rules([rule])
     depth = len(cosine) - 1
@@ -81,7 +82,8 @@ def _check_measured(rule: str, measured: bool) -> None:
 
 
 def staying(depth: int, gone: Sequence[int]) -> list[int]:
-    """The blocks that stay, from 0. Raises UserError for a block that does not exist, or if none would stay."""
+    """The 0-based numbers of the blocks that stay. Raises UserError for a block that does not exist, and if none would
+    stay."""
     stays = [block for block in range(depth) if block not in gone]
     if len(stays) + len({*gone}) != depth or not stays:
         fix = f"blocks are 1 to {depth}, and at least one has to stay"
@@ -90,8 +92,8 @@ def staying(depth: int, gone: Sequence[int]) -> list[int]:
 
 
 def forward_options(run: OpenRun) -> dict:
-    """Options of a forward pass that is measured. Tokens of a routed model are chosen by its causal decider, as in the
-    score of its training; by top-k, which looks at later tokens, only where it has no thresholds yet."""
+    """The options of a forward pass in a measurement. The tokens of a routed model are chosen by its causal decider, as
+    in the evaluations of its training; only if it has no thresholds yet, by top-k, which looks at later tokens."""
     model, cuts = run.model, run.mod.get("cuts")
     known = cuts is not None or not model.mod.decider.needs_cuts
     return {"progress": run.progress, "cuts": cuts, "causal": run.calibrated or (run.config.model.mod.active and known)}
@@ -100,8 +102,9 @@ def forward_options(run: OpenRun) -> dict:
 def forward_without(
     model: Transformer, batch: Batch, stays: Bool[Array, " L"], **options
 ) -> tuple[Float[Array, "B T V"], Float[Array, "L+1 b T D"]]:
-    """Logits of the model without some of its blocks, and, for some sequences (`ROWS`), the residual's direction before
-    and after every block. A removed block passes the residual on; the others keep their place in depth."""
+    """Logits of the model without some of its blocks, and, for some sequences (at most `ROWS`), the residual's
+    direction before and after every block. A removed block passes the residual on; the others keep their place in
+    depth."""
     leave_out, rows = without(stays), counted.most_counted(batch.counted, ROWS)
     direction = lambda stream: model.scheme.lanes(stream)[0][rows]  # noqa: E731
 
@@ -117,7 +120,7 @@ def forward_without(
 def cosines_and_angles(
     directions: Float[Array, "L+1 b T D"], weights: Float[Array, "b T"]
 ) -> tuple[Float[Array, "L+1 L+1"], Float[Array, "L+1 L+1"]]:
-    """Cosine, and angle over pi, between directions at all pairs of depths: weighted sums over tokens."""
+    """Cosine, and angle over pi, between the directions at all pairs of depths, as weighted sums over tokens."""
 
     def row(one: Float[Array, "b T D"]) -> tuple[Array, Array]:
         values = jnp.clip(cosine(one, directions), -1.0, 1.0), angles.angle(one, directions) / jnp.pi
@@ -128,7 +131,7 @@ def cosines_and_angles(
 
 
 class Cutter:
-    """An open run whose blocks can be left out. One compiled program serves every choice of blocks."""
+    """An open run whose blocks can be left out. One compiled program serves all choices of blocks."""
 
     def __init__(self, run: OpenRun):
         graph, self.params = nnx.split(run.model)
@@ -142,18 +145,19 @@ class Cutter:
         return np.isin(np.arange(self.depth), staying(self.depth, gone))
 
     def loss(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> float:
-        """Mean over the counted targets, nats; of a mixture as `nagjax.measure.counted.scales` weighs its corpora.
-        Raises UserError where no target counts."""
+        """Mean loss over the counted targets, nats; `nagjax.measure.counted.scales` weights the corpora of a mixture.
+        Raises UserError if no target counts."""
         nats, counts = self.batch_nats(batches, gone).T
         return float(counted.scales(self.data, batches, counts) @ nats / counts.sum())
 
     def batch_nats(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> Float[np.ndarray, "N 2"]:
-        """Summed loss (nats) and counted targets of each batch."""
+        """Summed loss (nats) and number of counted targets of each batch."""
         stays = self.stays(gone)
         return np.array([self._sums(self.params, batch, stays) for batch in batches], np.float64)
 
     def measure(self, batches: Sequence[Batch]) -> tuple[Float[np.ndarray, "L+1 L+1"], Float[np.ndarray, "L+1 L+1"]]:
-        """Mean cosines and angles over pi between the residuals around the blocks, weighed as in `loss`."""
+        """Mean cosines, and angles over pi, between the residuals before and after the blocks, weighted as in
+        `loss`."""
         seen = [self._look(self.params, batch, self.stays(())) for batch in batches]
         cosine, angle, counts = (np.stack([np.asarray(own[i], np.float64) for own in seen]) for i in range(3))
         scales = counted.scales(self.data, batches, counts)
@@ -161,7 +165,7 @@ class Cutter:
         return cosine, angle
 
     def drops(self, batches: Sequence[Batch]) -> Float[np.ndarray, " L"]:
-        """What leaving out each block alone adds to the loss, nats."""
+        """The increase of the loss when each block alone is left out, nats."""
         whole = self.loss(batches)
         return np.array([self.loss(batches, [block]) - whole for block in range(self.depth)])
 

@@ -1,4 +1,4 @@
-"""Damage from leaving out a block. `s` is the block left out, `l` a later one."""
+"""Damage from leaving out a block. `s` is the block that is left out, `l` a later one."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ def depth_score(effects: Float[np.ndarray, "L L"]) -> float:
     """`sum_s s e_s / sum_s e_s` with `e_s = mean_{l > s} effects[s, l]`, blocks counted from 1. It is higher if later
     computation builds on deep blocks (arXiv:2505.13898). The last block has no later one and does not count.
 
-    Equal effects give L/2, whatever their size. NaN if nothing has any effect, if one is not finite, or with fewer than
-    two blocks.
+    Equal effects give L/2, whatever their size. NaN if nothing has any effect, if an effect is not finite, or with
+    fewer than two blocks.
     """
     effects = np.asarray(effects, np.float64)
     blocks = len(effects)
@@ -30,10 +30,13 @@ def depth_score(effects: Float[np.ndarray, "L L"]) -> float:
 
 
 def contributing(damage: Float[np.ndarray, " L"]) -> float:
-    """Participation ratio `(sum d)^2 / sum d^2`, between 1 and L (0 if none does), of the loss that dropping each block
-    alone adds (negative values count as 0): the effective number of contributing blocks. This use is ours.
+    """The effective number of contributing blocks: the participation ratio `(sum d)^2 / sum d^2` of the losses d that
+    dropping each block alone adds (negative values count as 0). It lies between 1 and L, or is 0 if no block
+    contributes. This use is ours.
 
-    Where some leave no finite loss, the number of these: the ratio's limit as their damage grows."""
+    If the loss without some blocks is not finite, the result is their number: the limit of the ratio as their damage
+    grows.
+    """
     d = np.maximum(np.asarray(damage, np.float64), 0.0)
     if (lost := ~np.isfinite(d)).any():
         return float(lost.sum())

@@ -1,4 +1,4 @@
-"""How fast a run generates, and what skipping saves of it, in time and in FLOPs."""
+"""How fast a run generates text, and how much of it skipping saves, in time and in FLOPs."""
 
 import dataclasses
 import time
@@ -19,7 +19,7 @@ from nagjax.runs.opening import OpenRun
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """Prompts that a model continues greedily, by token ids."""
+    """Prompts of token ids, which a model continues greedily."""
 
     run: OpenRun
     prompts: list[list[int]]
@@ -27,7 +27,7 @@ class Generation:
 
     @property
     def slots(self) -> int:
-        """Tokens that the cache has room for: with so many keys every query is multiplied."""
+        """The number of tokens for which the cache has room; every query is multiplied with as many keys."""
         return slots_of(max(map(len, self.prompts)), self.tokens, self.run.config.model.context)
 
     def written(self) -> list[list[int]]:
@@ -36,15 +36,15 @@ class Generation:
         return generate(run.model, self.prompts, tokens=self.tokens, temperature=0.0, **options)
 
     def seconds(self, passes: int) -> float:
-        """Of one generation, mean of so many."""
+        """Seconds of one generation, mean over `passes`."""
         began = time.perf_counter()
         for _ in range(passes):
             self.written()
         return (time.perf_counter() - began) / passes
 
     def executed(self) -> np.ndarray:
-        """Share of the tokens, of prompts and of what is written, that run each sublayer, [L, 2], by the run's causal
-        decider. The last token of a row is written and not read."""
+        """The share of the tokens, of prompts and of new text, that run each sublayer, [L, 2], by the run's causal
+        decider. The last token of a row is written but not read, and does not count."""
         rows = [(prompt + new)[:-1] for prompt, new in zip(self.prompts, self.written(), strict=True)]
         lengths = np.array(list(map(len, rows)))
         texts = np.zeros((len(rows), lengths.max()), np.int32)
@@ -58,12 +58,12 @@ class Generation:
 
 
 def generation_times(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: int = 3) -> dict:
-    """Prompts continued greedily by so many tokens, by the run as it is and, where tokens of it skip sublayers, by the
-    same parameters with all of them run, in rounds that take turns, compilation left out.
+    """Times the greedy continuation of prompts by `tokens` new tokens: by the run as it is and, if its tokens skip
+    sublayers, by the same parameters with all sublayers run. The two take turns in `rounds`; compilation is left out.
 
-    Returns `tokens_per_second` over all rows, by "routed" and "dense" (the median round); with Mixture-of-Depths also
-    `executed`, the share of the pairs of token and sublayer that ran, and what `compared` says of time and of forward
-    FLOPs (counted as if every query, of prompts too, met all slots of the cache).
+    Returns `tokens_per_second` over all rows, for "routed" and "dense" (the median round). With Mixture-of-Depths it
+    also returns `executed`, the share of the (token, sublayer) pairs that ran, and the result of `compared` on time and
+    on forward FLOPs (counted as if every query, also of the prompts, met all slots of the cache).
     """
     read = [[*run.beginning, *row.tolist()] for row in run.tokenizer.encode_batch(list(prompts))]
     ids = [row or [run.tokenizer.end_of_text] for row in read]

@@ -1,7 +1,7 @@
-"""Gates that no longer look at their token: each held at its mean, to see what the looking is worth.
+"""Gates held at their means, to measure what their dependence on the token is worth.
 
-A gate module takes part by a method `held_at(mean)`: the values of its own parameters, by name, with which the gate is
-`mean` for every token. NAG's modulator, Review's gates and Highway's have it.
+A gate module supports this by a method `held_at(mean)`: the values of its own parameters, by name, with which the gate
+is `mean` for every token. NAG's modulator, Review's gates and Highway's have it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from nagjax.train.loss import Batch
 
 
 def holds(model: Transformer) -> bool:
-    """Whether the model's gates can be held: a scheme with `held_at`, and no routing that reads its gates."""
+    """Whether the model's gates can be held: its scheme's gates have `held_at`, and no routing reads them."""
     return hasattr(model.blocks.attention.gate, "held_at") and not model.config.mod.active
 
 
@@ -29,10 +29,11 @@ def _check(model: Transformer) -> None:
 
 
 def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float = 1.0) -> Float[Array, "S G"]:
-    """Mean gate of each sublayer over the counted tokens that it ran for, of all batches; 0 where it ran for none. G is
+    """Mean gate of each sublayer, over the counted tokens of all batches that ran it; 0 if none ran it. Float32. G is
     the width, or 1 for NAG's modulator.
 
-    Raises UserError where no token counts, and for gates that cannot be held."""
+    Raises UserError if no token counts, and for gates that cannot be held.
+    """
     _check(model)
     graph, params = nnx.split(model)
 
@@ -59,7 +60,7 @@ def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float 
 
 
 def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:
-    """A copy of the model whose gates are `means` whatever their token. Raises UserError for gates that cannot be."""
+    """A copy of the model whose gates are `means` for every token. Raises UserError for gates that cannot be held."""
     _check(model)
     model = nnx.clone(model)
     for own, mean in ((model.blocks.attention.gate, means[::2]), (model.blocks.mlp.gate, means[1::2])):
@@ -72,9 +73,9 @@ def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:
 def held_losses(
     model: Transformer, training: Sequence[Batch], held_out: Sequence[Batch], *, progress: float = 1.0
 ) -> dict[str, list[float]]:
-    """Nats per token of each held-out batch, NaN where none counts: of the `whole` model; with each gate at its mean
-    over the training batches (`mean`); and, where gates have a value per channel, with all channels of a gate at one
-    mean (`one_mean`). Raises UserError as `gate_means` does."""
+    """Nats per token of each held-out batch, NaN if none of its tokens counts: `whole`, of the model itself; `mean`,
+    with each gate at its mean over the training batches; and, if gates have a value per channel, `one_mean`, with all
+    channels of a gate at one mean. Raises UserError as `gate_means` does."""
     means = gate_means(model, training, progress=progress)
     models = {"whole": model, "mean": held(model, means)}
     if means.shape[1] > 1:

@@ -15,7 +15,7 @@ from nagjax.residual.sublayer import kept
 
 
 def residual(scheme: Scheme, stream: Stream) -> Float[Array, "B T D"]:
-    """The ordinary residual of any scheme, before the final norm, float32."""
+    """The ordinary residual of any scheme, before the final norm, float32 [B, T, D]."""
     direction, log_rms = scheme.lanes(stream)
     return jnp.exp(log_rms)[..., None] * direction
 
@@ -31,8 +31,8 @@ def past(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
 
 
 def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall, *, behind: bool = False) -> Stream:
-    """The stream before a block, or behind it, built from its residual. Raises UserError for a scheme whose stream has
-    more in it."""
+    """The stream before a block, or with `behind` after it, built from its residual. Raises UserError for a scheme
+    whose stream holds more than the residual."""
     if not model.scheme.rebuilds:
         fix = "its stream is more than the residual and cannot be built from it: measure what needs no change of it"
         raise UserError("scheme", model.scheme.name, fix)
@@ -43,7 +43,7 @@ def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall, *, be
 
 
 def without(stays: Bool[Array, " L"]) -> Intervention:
-    """Leaves blocks out and gathers nothing."""
+    """Leaves out the blocks for which `stays` is False, and gathers nothing."""
 
     def intervene(model, stream, call):
         run, skip = (lambda s: through(model, s, call)), (lambda s: past(model, s, call))
@@ -53,7 +53,7 @@ def without(stays: Bool[Array, " L"]) -> Intervention:
 
 
 def tapped(meters: Float[Array, " L"]) -> Intervention:
-    """Changes nothing; the gradient of `meters` [L] is `||dL/dh_l||^2` before every block. Raises UserError as
+    """Changes nothing. The gradient of `meters` [L] is `||dL/dh_l||^2` before every block. Raises UserError as
     `rebuilt` does."""
 
     def intervene(model, stream, call):
@@ -79,13 +79,13 @@ def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
 
 
 def of_rows(call: BlockCall, rows: slice | Int[Array, " b"]) -> BlockCall:
-    """The call for these rows of the batch alone."""
+    """The arguments of the block for these rows of the batch alone."""
     return call._replace(ctx=call.ctx._replace(where=jax.tree.map(lambda x: x[rows], call.ctx.where)))
 
 
 def _by_halves(step: Callable[..., Stream], model: Transformer, stream: Stream, call: BlockCall) -> Stream:
-    """`step` on each half of a batch that repeats its first half, as if it were all: a random router draws by a row's
-    place, and so lets the same tokens of both in."""
+    """Applies `step` separately to each half of a batch that repeats its first half. A random router draws by a row's
+    index, so it then lets in the same tokens in both halves."""
     batch = call.ctx.where.positions.shape[0] // 2
     own = of_rows(call, slice(batch))
     halves = (jax.tree.map(lambda x, rows=rows: x[rows], stream) for rows in (slice(batch), slice(batch, None)))
@@ -94,11 +94,11 @@ def _by_halves(step: Callable[..., Stream], model: Transformer, stream: Stream, 
 
 def skipping(block: Int[Array, ""], before: int | None = None, local: bool = False) -> Intervention:
     """Skips one block in the second half of a batch that repeats the first half. Gathers for each later block how much
-    its update changes between the halves: `skip_effect` per token, [L, B, T].
+    its update differs between the halves: `skip_effect` per token, [L, B, T].
 
     before: only tokens before this position skip the block, so that later positions show the effect on future tokens.
-    local: each later block reads the whole model's residual minus the skipped block's update, which gives the direct
-    effect without that through other blocks. Raises UserError as `rebuilt` does.
+    local: each later block reads the whole model's residual minus the skipped block's update, so that its effect is the
+    direct one, without those through other blocks. Raises UserError as `rebuilt` does.
     """
 
     def intervene(model, stream, call):

@@ -1,4 +1,4 @@
-"""Predictions of the head if it read the residual at an earlier depth (logit lens). Losses in nats."""
+"""Logit lens: the head's predictions from the residual at an earlier depth. Losses in nats."""
 
 import jax
 import jax.numpy as jnp

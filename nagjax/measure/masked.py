@@ -1,4 +1,4 @@
-"""What a bidirectional model is asked about a text: which tokens stand behind masks."""
+"""The task of a bidirectional model on a text: predicting the tokens behind masks."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ MASKS = ("[MASK]", "<mask>")
 
 
 class MaskedBatch(Batch):
-    """A batch whose targets are its own tokens. Those masked count in the loss (`weights`), all in measures
+    """A batch whose targets are its own tokens. The masked tokens count in the loss (`weights`), all tokens in measures
     (`counted`)."""
 
     @property
@@ -22,11 +22,12 @@ class MaskedBatch(Batch):
 
 
 def masked(batch: Batch, tokenizer: Tokenizer, seed: int = 0) -> MaskedBatch:
-    """The batch's tokens as targets, with a random 15% of those inside documents (at least one) behind the mask, always
-    the same ones for a seed. All of them are masked, where training leaves or changes some (Devlin et al. 2018,
-    arXiv:1810.04805). A document's first token becomes the one that the tokenizer puts in front of a text.
+    """The batch with its own tokens as targets, and a random 15% of the tokens inside documents (at least one) replaced
+    by the mask, always the same ones for a seed. All chosen tokens are masked, whereas training leaves or changes some
+    (Devlin et al. 2018, arXiv:1810.04805). A document's first token becomes the one that the tokenizer puts at the
+    start of a text.
 
-    Raises UserError for a tokenizer without a mask.
+    Raises UserError for a tokenizer without a mask token.
     """
     mask = tokenizer.first_of(MASKS) if isinstance(tokenizer, JsonTokenizer) else None
     if mask is None:

@@ -1,4 +1,4 @@
-"""Health of NAG's modulators, the gates that decide how far each sublayer rotates the residual."""
+"""Health of NAG's modulators, the gates that set how far each sublayer rotates the residual."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

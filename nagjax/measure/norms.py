@@ -1,7 +1,7 @@
 """Norms of the residual and of the updates written to it.
 
-`h` [..., D] are residuals before a branch or block, `update` [..., D] is what it adds: `h_after - h`. All float32 and
-dimensionless unless stated; every function reduces the last axis and keeps the others.
+`h` [..., D] are residuals before a branch or block, `update` [..., D] is what it adds: `h_after - h`. All results are
+float32 and dimensionless unless stated; every function reduces the last axis and keeps the others.
 """
 
 import jax.numpy as jnp

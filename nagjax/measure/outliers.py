@@ -1,4 +1,4 @@
-"""Outlier features, and tokens that attract attention."""
+"""Outlier features, and tokens that attract attention (sinks)."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -13,14 +13,14 @@ def kurtosis(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
     x = h.astype(jnp.float32)
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-    x = x / jnp.where(largest > 0, largest, 1.0)  # else fourth powers may underflow or overflow
+    x = x / jnp.where(largest > 0, largest, 1.0)  # otherwise fourth powers may underflow or overflow
     square = jnp.mean(x**2, axis=-1)
     return jnp.mean(x**4, axis=-1) / jnp.maximum(square**2, TINY)
 
 
 def massive_ratio(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """`max |h| / median |h|` over features (Sun et al. 2024, Massive Activations, arXiv:2402.17762; massive there means
-    above 1000, with max |h| above 100)."""
+    """`max |h| / median |h|` over features (Sun et al. 2024, Massive Activations, arXiv:2402.17762, who call an
+    activation massive if this is above 1000 and max |h| above 100)."""
     size = jnp.abs(h.astype(jnp.float32))
     return jnp.max(size, axis=-1) / jnp.maximum(jnp.median(size, axis=-1), TINY)
 
@@ -33,7 +33,7 @@ def peak(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
 
 
 def offset(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """`|mu| / sd` over features: 0 if they are centred on zero."""
+    """`|mu| / sd` over features: 0 if the features are centred on zero."""
     x = h.astype(jnp.float32)
     return jnp.abs(jnp.mean(x, axis=-1)) / jnp.sqrt(jnp.maximum(jnp.var(x, axis=-1), TINY))
 
@@ -49,6 +49,6 @@ def first_token_attention(
 
 
 def sink_rate(alpha: Float[Array, "*n H"], threshold: float = SINK) -> Float[Array, ""]:
-    """Share of the heads whose `alpha_1` is above the threshold: the Sink metric for the first token
+    """Share of the heads whose `alpha_1` is above the threshold: the paper's Sink metric for the first token
     (arXiv:2410.10781, threshold 0.3)."""
     return jnp.mean((alpha > threshold).astype(jnp.float32))

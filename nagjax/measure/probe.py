@@ -27,27 +27,27 @@ from nagjax.train.distributed.mesh import batch_parts, pin_rows, row_axes
 from nagjax.train.loss import Batch
 from pallas_kernels.placement import shard_rows
 
-ROWS = 2  # sequences with most counted tokens, for estimating Jacobians; more if the batch is split over more devices
+ROWS = 2  # sequences, those with most counted tokens, for estimating Jacobians; at least one per part of a split batch
 GROUPS = ("rest", "first")  # tokens inside a document, and first tokens of documents
 
 
 class Probe(NamedTuple):
-    """Results of one pass: means over the counted tokens, float32, NaN over none. G is `GROUPS`: first tokens are
+    """Results of one pass: means over the counted tokens, float32, NaN over no tokens. G is `GROUPS`: first tokens are
     separate, because they tend to be sinks and outliers. S sublayers, L blocks, N sampled tokens (none of them first).
 
-    sublayers: per sublayer [S, G]: norm and variance of the residual before it; contribution ||u||/||h|| and cosine
-    of its update u with the residual; turn (radians); kurtosis and massive (max |h| / median |h|) after it; ran, the
-    share of the tokens that did not skip it.
-    blocks: the same contribution, cosine and turn of whole blocks, and influence 1 - cos(h_l, h_l+1), [L, G].
-    massive_max: the largest max |h| / median |h| of any counted token after the sublayer, [S, G].
-    attention: share of its attention that each head gives to first tokens, [L, H].
-    jacobian: ||J - I||_F / sqrt(D) of each block, [L]; None for a scheme that does not declare `rebuilds`.
-    gates: health of NAG's modulators (`nagjax.measure.modulators.health`) and their `alpha`, each [S]; None for others.
-    sample: residuals of the sampled tokens before each block and after the last, before the final norm, [L+1, N, D].
-    lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
-    before, after: the residual before and after every sublayer, [S, B, T, D], if asked for, else None.
-    counts: the tokens that means are over: `groups` [G] those of sublayers and blocks, `attention` [L], `jacobian` []
-    and `lens_loss` [], a number of sampled ones.
+    - sublayers: per sublayer [S, G]: norm and variance of the residual before it; contribution ||u||/||h|| and cosine
+      of its update u with the residual; turn (radians); kurtosis and massive (max |h| / median |h|) after it; ran, the
+      share of the tokens that did not skip it.
+    - blocks: contribution, cosine and turn of whole blocks, and influence 1 - cos(h_l, h_l+1), each [L, G].
+    - massive_max: the largest max |h| / median |h| of any counted token after the sublayer, [S, G].
+    - attention: the share of each head's attention that goes to first tokens, [L, H].
+    - jacobian: ||J - I||_F / sqrt(D) of each block, [L]; None for a scheme that does not declare `rebuilds`.
+    - gates: health of NAG's modulators (`nagjax.measure.modulators.health`) and their `alpha`, each [S]; else None.
+    - sample: residuals of the sampled tokens before each block and after the last, before the final norm, [L+1, N, D].
+    - lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
+    - before, after: the residual before and after every sublayer, [S, B, T, D], if asked for, else None.
+    - counts: the numbers of tokens behind the means: `groups` [G] for sublayers and blocks, `attention` [L],
+      `jacobian` [] and `lens_loss` [], which counts sampled tokens.
     """
 
     sublayers: dict[str, Float[Array, "S G"]]
@@ -78,10 +78,11 @@ def probe(
     """Measures the stream before and after every sublayer in one compiled pass, with routing if the model has it.
 
     Statistics are computed inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
-    depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
-    `progress`, `cuts` and `causal` are those of `Transformer.__call__`. A run's batches are those of
-    `nagjax.report.curve.text_batches`. Raises UserError for any other model, for what is no batch, for one without a
-    counted token inside a document, and for a `sample`, `seed` or `progress` out of range.
+    depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding. `progress`,
+    `cuts` and `causal` are those of `Transformer.__call__`. `nagjax.report.curve.text_batches` makes batches of a run.
+
+    Raises UserError for a model that is no `Transformer`, for a batch that is no `Batch` or has no counted token inside
+    a document, and for a `sample`, `seed` or `progress` out of range.
     """
     if not isinstance(model, Transformer):
         fix = "give a nagjax.Transformer, such as run.model; a residual in a model of your own has observe=True"
@@ -102,7 +103,7 @@ def probe(
 
 
 def looks_at(batch: Batch) -> bool:
-    """Whether the batch has what `probe` asks for: a counted token inside a document."""
+    """Whether `probe` can measure the batch: it has a counted token inside a document."""
     return bool(_inside(batch).any())
 
 
@@ -129,7 +130,8 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
 
 
 def _watch(groups: Float[Array, "G B T"], rows: Int[Array, " b"], chosen: Int[Array, " N"], full: bool):
-    """The intervention that gathers the statistics and changes nothing; `rows`: on which Jacobians are estimated."""
+    """The intervention that gathers the statistics and changes nothing. `rows`: the sequences on which Jacobians are
+    estimated."""
     count = jnp.sum(groups, axis=(1, 2))
 
     def mean(values: Float[Array, "B T"]) -> Float[Array, " G"]:
@@ -176,7 +178,7 @@ def _watch(groups: Float[Array, "G B T"], rows: Int[Array, " b"], chosen: Int[Ar
 
 
 def _groups(batch: Batch) -> Float[Array, "G B T"]:
-    """1 for each token of a group of `GROUPS`, else 0."""
+    """For each group of `GROUPS` 1 for its tokens, else 0."""
     counted, inside = batch.counted, batch.positions > 0
     return jnp.stack([counted & inside, counted & ~inside]).astype(jnp.float32)
 
@@ -201,15 +203,15 @@ def _rows(x: Float[Array, "B T ..."], chosen: Int[Array, " N"]) -> Float[Array, 
 def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, Array]:
     """What the head would read before this block, for the sampled tokens."""
     rows = jax.tree.map(lambda x: _rows(x, chosen)[None], stream)
-    last = jax.tree.map(lambda own: own[-1], model.blocks.mlp.gate)  # the gate of the boundary that the head is behind
+    last = jax.tree.map(lambda own: own[-1], model.blocks.mlp.gate)  # the gate of the boundary before the head
     at = model.boundary(last, model.entry, 0, 0, call.ctx.progress)
     hidden, log_scale = model.close(model.scheme.skip(rows, at))
     return hidden[0], log_scale[0]
 
 
 def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[Array, " H"]:
-    """Attention of the counted tokens that ran to first tokens, one head at a time, so that memory holds only one
-    [B, T, T]."""
+    """Attention that the counted tokens which ran pay to first tokens. Heads are computed one at a time, so that memory
+    holds only one [B, T, T]."""
     attention, where = call.layer.block.attention, call.ctx.where
     branch = adapted(attention.branch.of_block(call.layer.index[0] // 2), attention.lora, model.config.lora)
     x = model.scheme.read(stream).astype(model.config.compute_dtype)
@@ -217,7 +219,7 @@ def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[A
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     mask = seen_mask(where, where, branch.window, model.config.causal)[:, 0]
     if model.config.mod.kv == "selected":
-        mask &= ran[:, None, :] | ~ran[:, :, None]  # who skips asks nothing, but an empty row would be NaN
+        mask &= ran[:, None, :] | ~ran[:, :, None]  # a skipping token has no query, but an empty row would be NaN
 
     def head(qk) -> Float[Array, ""]:
         scores = jnp.einsum("btd,bsd->bts", *qk, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
@@ -230,7 +232,8 @@ def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[A
 
 
 def _jacobian(model: Transformer, h, call: BlockCall, rows: Int[Array, " b"], counted) -> Float[Array, ""]:
-    """||J - I||_F / sqrt(D) of the block as a map of residuals, on some sequences."""
+    """The distance ||J - I||_F / sqrt(D) of the block, as a map of residuals, from the identity, estimated on some
+    sequences."""
     h, counted, own = h[rows], counted[rows], of_rows(call, rows)
     block = lambda h: residual(model.scheme, through(model, rebuilt(model, h, own), own))  # noqa: E731
     distance = identity_distance(block, h, jax.random.fold_in(jax.random.key(0), call.layer.block_index))

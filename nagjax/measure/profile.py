@@ -1,7 +1,7 @@
 """Time of a training step by part of the model.
 
-The profiler names instructions of the compiled step; the compiled step says which `jax.named_scope` each came from.
-An instruction that the compiler fused from several parts counts for the part it is named after.
+The profiler names instructions of the compiled step; the compiled step says from which `jax.named_scope` each one came.
+An instruction that the compiler fused from several parts counts for the part after which it is named.
 """
 
 import re
@@ -37,14 +37,15 @@ def scope_of(op_name: str) -> str:
 
 
 def scopes_of(hlo: str) -> dict[str, str]:
-    """Instruction name to part, for every instruction of a compiled program's text that does work of its own."""
+    """The part of every instruction, by instruction name, for all instructions of a compiled program's text that do
+    work of their own."""
     work = (i for i in parse(hlo).instructions() if i.opcode not in _CONTROL)
     return {i.name: scope_of("".join(_OP_NAME.findall(i.attributes))) for i in work}
 
 
 def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str]:
-    """Nanoseconds by part, over all devices and steps of a trace (its `.xplane.pb` files). Where devices have planes of
-    their own, what the host did to start their instructions does not count."""
+    """Nanoseconds by part, summed over all devices and steps of a trace (its `.xplane.pb` files). If devices have
+    planes of their own, the host's time to start their instructions does not count."""
     total: Counter[str] = Counter()
     for file in files:
         planes = list(ProfileData.from_file(str(file)).planes)
@@ -63,7 +64,7 @@ def _times(planes: list, scopes: dict[str, str]) -> Counter[str]:
 
 
 def profile(config: RunConfig, folder: Path, steps: int) -> dict:
-    """Runs `trace_steps` for a fresh model on a batch of its corpus."""
+    """Runs `trace_steps` for a new model on a batch of its corpus."""
     config = resolve(config)
     blueprint = Blueprint.of(config, make_mesh(config.mesh))
     check_rows(config.train.batch, config.train.accumulate, blueprint.mesh.shape)
@@ -72,17 +73,17 @@ def profile(config: RunConfig, folder: Path, steps: int) -> dict:
 
 
 def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) -> dict:
-    """Traces `steps` training steps from fresh parameters into `folder`: milliseconds per step and device by part.
+    """Traces `steps` training steps from initial parameters into `folder`, and returns milliseconds by part.
 
-    Returns `steps`, `devices`, `milliseconds` (wall time of a step), `scopes` (each part with the milliseconds of its
-    instructions; on a CPU they run in parallel and may add up to more than the step). Raises UserError for less than
-    one step, or if the profiler recorded no instructions.
+    The result has `steps`, `devices`, `milliseconds` (wall time of a step), and `scopes` (for each part the
+    milliseconds of its instructions per step and device; on a CPU instructions run in parallel and may add up to more
+    than the step). Raises UserError for less than one step, or if the profiler recorded no instructions.
     """
     if steps < 1:
         raise UserError("traced", steps, "trace at least 1 step")
     state = blueprint.create()
     step = jit_train_step(blueprint).lower(state, batch).compile()
-    state, metrics = step(state, batch)  # the first one is slower and is not traced
+    state, metrics = step(state, batch)  # not traced: the first step is slower
     jax.block_until_ready(metrics)
     before = set(folder.rglob("*.xplane.pb"))
     with jax.profiler.trace(folder):

@@ -1,7 +1,7 @@
-"""The error of quantisation, on any hardware: arrays are rounded to few bits and back.
+"""The error of quantisation, on any hardware: arrays are rounded to few bits and converted back.
 
-Scales are the largest magnitude over `axes` (default: all). So nothing is clipped, and one outlier makes the grid
-coarse for everything that shares its scale. Computed in float32; shape and dtype stay the same.
+The scale is the largest magnitude over `axes` (default: all). So nothing is clipped, and one outlier makes the grid
+coarse for all elements that share its scale. Computed in float32; shape and dtype stay the same.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,9 @@ def float8_round_trip(x: Float[Array, "*n"], axes: Sequence[int] | None = None) 
     """`s e4m3(x / s)`, `s = max |x| / 448`, in the 8-bit floating point of Micikevicius et al. 2022, arXiv:2209.05433.
     A step is 1/8 to 1/16 of the value, and at least 2^-9 s; rounding half to even.
 
-    In float32: XLA's own conversion goes through float16, which it does not compile for CPUs without F16C."""
+    The rounding is computed in float32: XLA's own conversion goes through float16, which it does not compile for CPUs
+    without F16C.
+    """
     wide = x.astype(jnp.float32)
     scale = _largest(wide, axes) / FLOAT8_MAX
     stored = jnp.clip(wide / scale, -FLOAT8_MAX, FLOAT8_MAX)

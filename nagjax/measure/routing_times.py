@@ -1,4 +1,4 @@
-"""What Mixture-of-Depths saves, in time and in FLOPs counted by the compiler."""
+"""How much time and how many FLOPs, counted by the compiler, Mixture-of-Depths saves in training."""
 
 import dataclasses
 import statistics
@@ -18,7 +18,7 @@ from nagjax.train.step import train_step
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """A model to be timed with routing and without."""
+    """A model to be timed with and without routing."""
 
     scheme: str = "nag"
     rate: Fraction = 0.5
@@ -37,7 +37,7 @@ class Routed:
 
     @property
     def slots(self) -> int:
-        """Tokens of each row that the model has room for."""
+        """The number of tokens of each row for which the model has room."""
         return self.context
 
     def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
@@ -58,8 +58,8 @@ class RoutingTimes(Routed):
 
 
 def compared(times: dict[str, list[float]], flops: dict[str, float]) -> dict:
-    """Milliseconds, the ratios of FLOPs and time of "routed" to "dense", and the time saved as a share of the FLOPs
-    saved, None where there are none; medians over the rounds."""
+    """Milliseconds, the ratios of FLOPs and of time of "routed" to "dense", and the time saved as a share of the FLOPs
+    saved, None if no FLOPs are saved. Times are medians over the rounds."""
     time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))
     flops_ratio = flops["routed"] / flops["dense"]
     return {
@@ -71,7 +71,7 @@ def compared(times: dict[str, list[float]], flops: dict[str, float]) -> dict:
 
 
 def told(result: dict) -> str:
-    """What `compared` found, in words."""
+    """The result of `compared`, in words."""
     share = result["time_saved_over_flops_saved"]
     if share is None:
         saved = "no FLOPs are saved"
@@ -82,7 +82,7 @@ def told(result: dict) -> str:
 
 def compiled_flops(bench: RoutingTimes, mod: ModConfig) -> float:
     """XLA's FLOPs of one whole training step, extrapolated from compiled steps of one and two blocks: every further
-    block costs the same. Their scans are unrolled, since XLA counts a loop's body once."""
+    block costs the same. The scans of these steps are unrolled, since XLA counts a loop's body once."""
     one, two = (_unrolled(bench.blueprint(mod, depth)) for depth in (1, 2))
     return one + (bench.depth - 1) * (two - one)
 
@@ -99,7 +99,7 @@ def _unrolled(blueprint: Blueprint) -> float:
 
 
 def routing_times(bench: RoutingTimes) -> dict:
-    """Prints, and returns, the ratios of FLOPs and step time, and the time saved as a share of the FLOPs saved."""
+    """Prints and returns the ratios of FLOPs and step time, and the time saved as a share of the FLOPs saved."""
     mods = {"dense": ModConfig(), "routed": bench.mod}
     blueprints = {name: bench.blueprint(mod) for name, mod in mods.items()}  # refused before one is compiled
     racers = {name: Racer(blueprint, bench.batch, bench.context) for name, blueprint in blueprints.items()}

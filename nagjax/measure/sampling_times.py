@@ -1,4 +1,4 @@
-"""What Mixture-of-Depths saves when a model reads prompts or writes new tokens, in time and in FLOPs."""
+"""How much time and how many FLOPs Mixture-of-Depths saves when a model reads prompts or writes new tokens."""
 
 import dataclasses
 import statistics
@@ -36,12 +36,12 @@ class SamplingTimes(Routed):
 
     @property
     def slots(self) -> int:
-        """Tokens of each row, those that are written with those that are read."""
+        """The number of tokens of each row: those that are read and those that are written."""
         return self.context + (self.steps if self.phase == "decode" else 0)
 
 
 class Racer:
-    """A model with its cuts, and rows of which all tokens but those to be written have been read."""
+    """A model with its cuts, and rows whose tokens have been read up to those to be written."""
 
     def __init__(self, bench: SamplingTimes, mod: ModConfig, texts: np.ndarray):
         self.bench, self.texts = bench, texts
@@ -50,16 +50,16 @@ class Racer:
         self.given = decode.Pass(np.float32(1.0), self._cuts() if mod.active else None)
         self.lengths = np.full((bench.batch,), bench.context, np.int32)
         self.rows = self._read()
-        self.written: Int[np.ndarray, "B steps"] | None = None  # of the last pass that wrote
+        self.written: Int[np.ndarray, "B steps"] | None = None  # the tokens of the last pass that wrote
 
     def _cuts(self):
-        """As training leaves them: the mean cut of every sublayer, of the tokens that top-k chose."""
+        """The mean cut of every sublayer from top-k on these texts, as training would leave it."""
         seen = jax.jit(lambda p: nnx.merge(self.graph, p)(self.texts, progress=1.0).routing["cut"])
         return seen(self.params)
 
     def executed(self) -> np.ndarray:
-        """Share of the tokens that `seconds` has timed, read or written, that run each sublayer, [L, 2], by the causal
-        rule."""
+        """The share of the tokens which `seconds` has timed, read or written, that run each sublayer, [L, 2], by the
+        causal rule."""
         texts, first = self.texts, 0
         if self.written is not None:
             first = self.bench.context
@@ -73,7 +73,7 @@ class Racer:
         return decode.read(self.params, self.texts, self.lengths, self.given, **static)
 
     def seconds(self, passes: int) -> float:
-        """Of one pass over all rows, mean of so many."""
+        """Seconds of one pass over all rows, mean over `passes`."""
         once = self._reading if self.bench.phase == "prefill" else self._writing
         return statistics.mean(once() for _ in range(passes))
 
@@ -96,7 +96,7 @@ class Racer:
 
 
 def sampling_times(bench: SamplingTimes) -> dict:
-    """Prints, and returns, the ratios of FLOPs and time, and the time saved as a share of the FLOPs saved."""
+    """Prints and returns the ratios of FLOPs and time, and the time saved as a share of the FLOPs saved."""
     stream = batches(open_dataset(bench.blueprint(bench.mod).config.data), batch=bench.batch, context=bench.slots)
     texts = np.asarray(next(iter(stream))["tokens"])
     racers = {name: Racer(bench, own, texts) for name, own in (("dense", ModConfig()), ("routed", bench.mod))}

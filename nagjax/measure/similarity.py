@@ -13,22 +13,23 @@ def linear_cka(x: Float[Array, "N D"], y: Float[Array, "N E"]) -> Float[Array, "
     (Nguyen, Raghu & Kornblith 2021, arXiv:2010.15327). Each product is, up to a factor that cancels, the unbiased
     HSIC_1 of Song et al. 2012, "Feature Selection via Dependence Maximization", JMLR 13.
 
-    1 if X and Y are equal up to rotation, shift and one scale. Around 0 if they are unrelated, so slightly below it for
-    some, where the biased estimate (Kornblith et al. 2019, arXiv:1905.00414) is about `D / (D + N)`. NaN for fewer than
-    4 tokens.
+    1 if X and Y are equal up to rotation, shift and one scale. Around 0, so sometimes slightly below it, if they are
+    unrelated; the biased estimate (Kornblith et al. 2019, arXiv:1905.00414) is then about `D / (D + N)`. NaN for fewer
+    than 4 tokens.
     """
     return jnp.sum(_gram(x) * _gram(y))
 
 
 def cka_matrix(h: Float[Array, "L N D"]) -> Float[Array, "L L"]:
-    """`linear_cka` between all pairs: slightly below 0 for some that are unrelated, NaN for fewer than 4 tokens."""
+    """`linear_cka` between all pairs of depths. Unrelated pairs may be slightly below 0; NaN for fewer than 4
+    tokens."""
     grams = _gram(h)
     return jnp.einsum("lnm,knm->lk", grams, grams, precision="highest")
 
 
 def _gram(h: Float[Array, "*L N D"]) -> Float[Array, "*L N N"]:
-    """`X X^T` without its diagonal, U-centred (Szekely & Rizzo 2014, arXiv:1310.2926) and of norm 1: the product of two
-    has no differences of large sums, as HSIC_1's usual form has."""
+    """`X X^T` without its diagonal, U-centred (Szekely & Rizzo 2014, arXiv:1310.2926) and of norm 1. The product of two
+    of these has no differences of large sums, unlike the usual form of HSIC_1."""
     tokens = h.shape[-2]
     if tokens < 4:
         return jnp.full((*h.shape[:-1], tokens), jnp.nan)
@@ -41,7 +42,7 @@ def _gram(h: Float[Array, "*L N D"]) -> Float[Array, "*L N N"]:
 
 
 def _centred(h: Float[Array, "*L N D"]) -> Float[Array, "*L N D"]:
-    """float32, with columns of mean 0, and of RMS 1 in all: else fourth powers may underflow or overflow."""
+    """float32, with columns of mean 0, and an overall RMS of 1: otherwise fourth powers may underflow or overflow."""
     h = h.astype(jnp.float32)
     h = h - jnp.mean(h, axis=-2, keepdims=True)
     return h / jnp.maximum(jnp.sqrt(jnp.mean(h**2, axis=(-2, -1), keepdims=True)), TINY)
@@ -62,9 +63,9 @@ def stable_rank(x: Float[Array, "N D"]) -> Float[Array, ""]:
 
 
 def linear_map_error(h: Float[np.ndarray, "N D"], other: Float[np.ndarray, "N E"]) -> float:
-    """`min_W ||h - other W||_F / ||h||_F` by least squares, in [0, 1]; 0 if `h` is a linear function of another model's
-    residual `other` of the same tokens (Csordas et al. 2025, arXiv:2505.13898). Raises UserError for no more tokens
-    than E, of which any `h` is a linear function."""
+    """`min_W ||h - other W||_F / ||h||_F` by least squares, in [0, 1]. It is 0 if `h` is a linear function of `other`,
+    another model's residual of the same tokens (Csordas et al. 2025, arXiv:2505.13898). Raises UserError unless there
+    are more tokens than E: otherwise every `h` is a linear function of `other`."""
     h, other = np.asarray(h, np.float64), np.asarray(other, np.float64)
     if len(other) <= other.shape[1]:
         raise UserError("other", other.shape, "give more tokens than features")

@@ -1,4 +1,4 @@
-"""Calibrated skipping: how much of a densely trained NAG model may be skipped, and what it costs.
+"""Calibrated skipping: how much of a densely trained NAG model may be skipped, and what this costs.
 
 One threshold on the rotation angle holds for the whole network, so that sublayers differ in how much they skip.
 """
@@ -26,7 +26,7 @@ from nagjax.train.evaluator import Evaluator
 
 SEARCH = 20  # halvings of the threshold's bracket at most
 BLOCKS = ("influence", "late")  # rules of `nagjax.measure.cuts` by which whole blocks are left out
-CLOSE = 0.003  # a rate is met when it is met to this
+CLOSE = 0.003  # largest error of a rate that is met
 
 
 def calibrate(
@@ -41,25 +41,25 @@ def calibrate(
 ) -> dict:
     """Tries rates of skipping on a dense NAG run and saves the chosen one beside its checkpoints.
 
-    For each rate a threshold on `tan` of the angle is searched on training text at which this share of the (token,
-    sublayer) pairs is skipped; the loss is taken on validation text. Controls tell what the choice by angle is
-    worth: other tokens of the same sublayers, as many in each; tokens at random in all sublayers alike (attention and
-    MLP at the rates that the threshold came to); and whole blocks, those of least influence (measured on the text of
+    For each rate it searches, on training text, the threshold on `tan` of the angle at which this share of the (token,
+    sublayer) pairs is skipped; it measures the loss on validation text. Controls show what the choice by angle is
+    worth: other tokens of the same sublayers, as many in each; random tokens, at one rate for all attentions and one
+    for all MLPs, those that the threshold led to; and whole blocks, those of least influence (measured on the text of
     the search) or the last ones, as many as come nearest to the same FLOPs.
 
     choose: the rate to save; None takes the highest whose loss rises by at most `rise` nats per token over the dense
-    model's. 0 is the dense model: a saved rate is removed. batches, search_batches: of the run's batch size.
-    say: told how far it is.
+    model's. 0 is the dense model: a saved rate is removed. batches, search_batches: numbers of batches, of the run's
+    batch size, for the loss and for the search. say: is called with messages on the progress.
 
     Returns, and writes as skip_curve.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
-    text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
-    flops (forward, per token), tokens_loss and random_loss, and for `influence` and `late` WAY_loss, WAY_flops and
-    WAY_blocks (which are left out, from 1); `dense`; `chosen`; `run` and `step`.
+    text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss, flops
+    (forward, per token), tokens_loss and random_loss, and for `influence` and `late` WAY_loss, WAY_flops and WAY_blocks
+    (the blocks that are left out, from 1); `dense`; `chosen`; `run` and `step`.
 
-    Raises UserError: a run that is not NAG or was trained with Mixture-of-Depths, rates out of [0, 1),
-    a `choose` that is none of them, a dense loss that is not finite, a folder that is being written.
+    Raises UserError for a run that is not NAG or was trained with Mixture-of-Depths, for rates outside [0, 1), for a
+    `choose` that is not among them, for a dense loss that is not finite, and for a folder that is being written.
     """
-    read_config(Path(folder))  # a folder that holds no run is not made
+    read_config(Path(folder))  # raises for a folder without a run, before the lock would make it
     with WriterLock(folder, "calibrate", "run"):
         run = open_run(folder, calibrated=False)
         _check(run, rates, choose)
@@ -83,8 +83,8 @@ def calibrate(
 
 
 def undo(folder: str | Path) -> None:
-    """Goes back to the dense model: a saved rate is removed, and nothing measured. Raises UserError for what is no run
-    and for a folder that is being written."""
+    """Returns to the dense model: removes a saved rate, and measures nothing. Raises UserError for a folder that holds
+    no run, and for one that is being written."""
     read_config(Path(folder))
     with WriterLock(folder, "calibrate", "run"):
         (Path(folder) / CALIBRATION).unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def _choose(points: list[dict], dense: dict, choose: float | None, rise: float) 
 
 
 class Sweep:
-    """A run with every sublayer routed: its thresholds are data, so that all points share one program."""
+    """A run with every sublayer routed. Its thresholds are data, so that all points share one program."""
 
     def __init__(self, run: OpenRun, batches: int, search_batches: int):
         self.run, self.config = run, run.config.model
@@ -119,7 +119,7 @@ class Sweep:
         self.by_angle = self._evaluator(by_angle(0.5), validation)
         self.at_random = self._evaluator(ModConfig(rate=(0.5,), router="random"), validation)
         self.held_out = list(self.by_angle.batches(batches))
-        # Another text than the one the loss is taken on.
+        # Not the text on which the loss is measured.
         self.text = list(Evaluator(self.by_angle.blueprint, training, causal=True).batches(search_batches))
         self.between = Cutter(self.run).measure(self.text)
 
@@ -127,13 +127,13 @@ class Sweep:
         return Evaluator(self.run.routed(mod).blueprint, dataset, causal=True)
 
     def _score(self, evaluator: Evaluator, cuts, text) -> tuple[dict, np.ndarray]:
-        """Scores, and executed shares [L, 2]."""
+        """Scores, and the executed shares [L, 2]."""
         state = {"cuts": jnp.asarray(np.broadcast_to(cuts, self.config.sublayers), jnp.float32)}
         scores, depth = evaluator(self.run.params, state, self.run.step, text)
         return scores, np.array(depth["executed"]).reshape(-1, 2)
 
     def _flops(self, executed: np.ndarray, scored: bool = True) -> float:
-        """Forward, per token; without scoring where nothing is decided by token."""
+        """Forward FLOPs per token; without the routers' scoring if `scored` is False."""
         mod = by_angle(0.5) if scored else ModConfig()
         config = dataclasses.replace(self.config, mod=mod)
         return costs(config, self.run.blueprint.parameters, "nag", "threshold", shares=executed).forward
@@ -145,8 +145,8 @@ class Sweep:
         return {"loss": scores["loss"], "flops": self._flops(executed, scored=False)}
 
     def threshold(self, rate: float) -> float:
-        """The threshold at which this share of the pairs is skipped, by bisection: what is skipped early changes what
-        comes later, so the angles of the dense pass alone do not tell."""
+        """The threshold at which this share of the pairs is skipped, by bisection: what early sublayers skip changes
+        later ones, so the angles of the dense pass alone do not determine it."""
         low, high = 0.0, 1.0
         while self._skipped(high) < rate:
             low, high = high, 2.0 * high
@@ -181,7 +181,7 @@ class Sweep:
         } | {f"{way}_{of}": value for way in BLOCKS for of, value in self._without(way, flops).items()}
 
     def _without(self, way: str, flops: float) -> dict:
-        """Whole blocks left out: as many as come nearest to the same FLOPs."""
+        """The loss without whole blocks, as many as come nearest to the same FLOPs."""
         sets = [choose(way, count, *self.between) for count in range(self.config.depth + 1)]
         stays = np.ones((len(sets), self.config.depth, 2))
         for own, gone in zip(stays, sets, strict=True):

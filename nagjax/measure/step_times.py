@@ -62,7 +62,7 @@ def _check_schemes(schemes: Sequence[str]) -> None:
 
 
 class Racer:
-    """A compiled step with its own state and batch."""
+    """A compiled training step with its own state and batch."""
 
     def __init__(self, blueprint: Blueprint, batch: int, context: int):
         self.blueprint = blueprint
@@ -83,7 +83,7 @@ class Timed(Protocol):
 
 
 def race(racers: Mapping[str, Timed], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds per step of each, by round: they alternate, after two steps of warm-up."""
+    """Seconds per step of each racer, by round. The racers alternate, after a warm-up of two steps each."""
     for racer in racers.values():
         racer.seconds(2)
     times = {name: [] for name in racers}
@@ -153,11 +153,11 @@ def compile_times(bench: CompileTimes) -> dict:
 
 
 def compiled_anew(blueprint: Blueprint) -> tuple[float, jax.stages.Compiled]:
-    """Seconds of tracing and compiling the training step, and the program: neither memory nor jax's cache on disk may
-    have it already."""
+    """Seconds of tracing and compiling the training step, and the program. The caches in memory and on disk are emptied
+    or turned off first."""
     folder = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()  # otherwise jax goes on with the folder that it has opened
+    compilation_cache.reset_cache()  # otherwise jax keeps using the folder that it has opened
     jax.clear_caches()
     try:
         began = time.perf_counter()
@@ -176,8 +176,8 @@ def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, 
 
 
 def record(name: str, bench, rows: dict, facts: dict) -> dict:
-    """The result with the device, versions and settings of the measurement; written to `bench.out`, in a folder that is
-    there, if given."""
+    """The result with the device, versions and settings of the measurement. If `bench.out` is given, it is also written
+    there; the file's folder must exist."""
     origin = {key: facts[key] for key in ("device", "devices", "cpu", "versions", "commit", "date")}
     options = {key: value for key, value in dataclasses.asdict(bench).items() if key != "out"}
     result = {"bench": name, **options, "results": rows, **origin}

@@ -6,7 +6,8 @@ from jaxtyping import Array, Float
 
 def composite_gain(mixings: Float[Array, "L n n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Gains of the product `H_L ... H_1` of the matrices that mix n residual streams: the largest absolute row sum
-    (forward) and column sum (backward); 1 for doubly stochastic ones (mHC, arXiv:2512.24880, Section 3)."""
+    (forward) and column sum (backward). Both are 1 for doubly stochastic matrices (mHC, arXiv:2512.24880, Section
+    3)."""
     product = jnp.eye(mixings.shape[-1])
     for one in mixings:
         product = one @ product

@@ -1,11 +1,12 @@
-"""Adaptive depth: one threshold over all sublayers and tokens, held where the average rate is the one asked for.
+"""Adaptive depth: one threshold for all sublayers and tokens, held where the average rate is the one asked for.
 
-How many tokens a sublayer runs is then data, and XLA wants it static. Here every sublayer is compiled in five sizes,
-none to all of a sequence's tokens in quarters, and takes in each step the smallest that holds what the threshold lets
-in of any sequence. The spare places are filled with tokens that pass. Nothing is ever dropped, so training runs the
-very tokens that the causal rule runs when sampling; the size is data of the scan over depth, so the program does not
-grow with it, and no rate that a sublayer comes to have compiles anything anew. The other way, a budget of (token,
-sublayer) pairs for a whole step, would have to know what later sublayers ask for before it serves the first.
+The number of tokens that a sublayer runs is then data, but XLA needs static shapes. So every sublayer is compiled in
+five sizes, from none to all of a sequence's tokens in quarters. In each step it takes the smallest size that holds the
+tokens above the threshold in every sequence; the spare places are filled with tokens that pass. Nothing is ever
+dropped, so training runs the same tokens as the causal rule does when sampling. The size is data of the scan over
+depth: the program does not grow with depth, and a changed rate of a sublayer compiles nothing anew. The alternative, a
+budget of (token, sublayer) pairs for a whole step, would have to know what later sublayers need before it serves the
+first one.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,25 +19,26 @@ from jaxtyping import Array, Float, Int
 from nagjax.mod.selection import portions
 
 SIZES = 4  # more would pad less and compile longer
-GRID = 33  # thresholds at which the tokens above are counted
-SMOOTHING = 0.5  # of the logarithm of the threshold, from step to step
-REPAID = 0.1  # of what has been skipped too much or too little so far, in the next step
+GRID = 33  # number of thresholds at which the tokens above are counted
+SMOOTHING = 0.5  # weight of the previous step's threshold, in the logarithm
+REPAID = 0.1  # share of the debt (`Control`) that the next step makes up for
 
 
 def sizes(tokens: int) -> tuple[int, ...]:
-    """Tokens of a sequence that a sublayer may be compiled for, ascending."""
+    """The numbers of tokens of a sequence for which a sublayer is compiled, ascending."""
     return portions(tokens, SIZES)
 
 
 def grid(cut: Float[Array, ""]) -> Float[Array, " G"]:
-    """Thresholds around the present one, a quarter to four times it, itself in the middle; 2^-14 to 2^3 at first."""
+    """Thresholds around the current one: from a quarter of it to four times it, with the current one in the middle. If
+    none is known yet, from 2^-14 to 2^3."""
     first = jnp.exp2(jnp.linspace(-14.0, 3.0, GRID))
     return jnp.where(jnp.isfinite(cut) & (cut > 0), cut * jnp.exp2(jnp.linspace(-2.0, 2.0, GRID)), first)
 
 
 class Pool(NamedTuple):
-    """Over all routed sublayers and tokens of a batch: how many pairs score above each threshold of the grid, how many
-    ran, and how many there are."""
+    """Counts over all routed sublayers and tokens of a batch: the (token, sublayer) pairs that score above each
+    threshold of the grid, the pairs that ran, and all pairs."""
 
     above: Float[Array, " G"]
     ran: Float[Array, ""]
@@ -44,16 +46,17 @@ class Pool(NamedTuple):
 
 
 class Control(NamedTuple):
-    """The one threshold, and by how much more than the rate was skipped so far, summed over steps."""
+    """The threshold, and the sum over all steps of the skipped share minus the rate."""
 
     cut: Float[Array, ""]
     debt: Float[Array, ""]
 
 
 def controlled(control: Control, pool: Pool, rate: float) -> Control:
-    """What rules the next step. The threshold goes to where it would have let in 1 - rate of the pool, and a share of
-    the debt besides (between two of the grid by its logarithm, smoothed in time: a batch is a sample): angles drift
-    while a model learns, and what follows a drift is late."""
+    """The state for the next step. The threshold moves towards the value that would have let in 1 - rate of the pool,
+    plus a share of the debt: angles drift while a model learns, and a threshold that follows a drift lags behind it. It
+    is interpolated between two thresholds of the grid by logarithm, and smoothed in time, because a batch is only a
+    sample."""
     cut, debt = control
     known = jnp.isfinite(cut) & (cut > 0)
     pairs = jnp.maximum(pool.pairs, 1.0)
@@ -66,10 +69,9 @@ def controlled(control: Control, pool: Pool, rate: float) -> Control:
 
 
 def switch(index: Int[Array, ""], branches: Sequence[Callable[[Any], Any]], operands: Any) -> Any:
-    """`jax.lax.switch` over functions of a pytree to floats, of which nothing but the operands is kept for the backward
-    pass: that runs the same branch again. (Left to itself JAX keeps the intermediate values of all branches, zeros for
-    those that were not taken.) Reverse mode only.
-    """
+    """`jax.lax.switch` over functions from a pytree to floats. Only the operands are saved for the backward pass, which
+    runs the chosen branch again. (By default JAX saves the intermediate values of all branches, zeros for those that
+    were not taken.) Reverse mode only."""
     leaves, tree = jax.tree.flatten(operands)
     kinds = ["fixed" if not hasattr(x, "dtype") else "float" if _is_float(x) else "other" for x in leaves]
     floats, others = ([x for x, own in zip(leaves, kinds, strict=True) if own == kind] for kind in ("float", "other"))

@@ -1,4 +1,4 @@
-"""The key/value cache of a routed attention that only sees selected tokens."""
+"""The key/value cache of a routed attention that sees only selected tokens."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ HIDDEN = -1  # the segment of a slot that no query sees
 
 
 class SelectedCache(NamedTuple):
-    """Keys and values of the tokens that ran, in order, with the positions they stood at, by layer.
+    """Keys and values of the tokens that ran, in order, with their positions, by layer.
 
     It holds as many tokens as run of a whole context in training; when it is full, later tokens skip.
     """
@@ -29,16 +29,16 @@ class SelectedCache(NamedTuple):
         return cls(keys, values, jnp.zeros((layers, batch, slots), jnp.int32), jnp.zeros((layers, batch), jnp.int32))
 
     def where(self, layer: Int[Array, ""]) -> Where:
-        """Of the slots."""
+        """The documents and positions of the slots; unused slots have the segment HIDDEN."""
         filled = jnp.arange(self.positions.shape[-1]) < self.used[layer][:, None]
         return Where(jnp.where(filled, 1, HIDDEN), self.positions[layer])
 
     def room(self, layer: Int[Array, ""], wanted: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
-        """Which of the tokens that want to run find a slot."""
+        """Which of the tokens that want to run still find a slot."""
         return with_room(wanted, self.positions.shape[-1], self.used[layer])
 
     def write(self, layer: Int[Array, ""], fresh: KeysValues, where: Where, ran: Bool[Array, "B T"]) -> "SelectedCache":
-        """With the tokens that ran behind those that are in it."""
+        """The cache with the keys and values of the tokens that ran appended."""
         slots = self.used[layer][:, None] + jnp.cumsum(ran, axis=1) - 1
         rows, slots = jnp.arange(ran.shape[0])[:, None], jnp.where(ran, slots, self.positions.shape[-1])
         put = lambda old, new: old.at[layer, rows, :, slots].set(new, mode="drop")  # noqa: E731
@@ -48,14 +48,15 @@ class SelectedCache(NamedTuple):
 
 
 def with_room(wanted: Bool[Array, "B T"], room: int, used: Int[Array, " B"] | int = 0) -> Bool[Array, "B T"]:
-    """The first tokens that want to run, as many as there is room for."""
+    """The first of the tokens that want to run, as many as there is room for. used: the number of slots already
+    taken."""
     before = jnp.asarray(used).reshape(-1, 1) + jnp.cumsum(wanted, axis=1)
     return wanted & (before <= room)
 
 
 def with_room_by_document(wanted: Bool[Array, "B T"], room: int, where: Where) -> Bool[Array, "B T"]:
-    """The first tokens of each document that want to run, as many as there is room for: packed documents have a cache
-    each, as they have when they are sampled. Documents stand one behind the other."""
+    """The first of each document's tokens that want to run, as many as there is room for: each packed document has room
+    of its own, as it has when it is sampled. Documents follow each other in a row."""
     before = jnp.cumsum(wanted, axis=1)
     begins = jnp.concatenate([jnp.ones_like(wanted[:, :1]), where.segments[:, 1:] != where.segments[:, :-1]], axis=1)
     earlier = jax.lax.cummax(jnp.where(begins, before - wanted, 0), axis=1)

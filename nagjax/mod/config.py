@@ -1,4 +1,4 @@
-"""Which sublayers are routed, and what share of the tokens each of them keeps."""
+"""Which sublayers are routed, and which share of the tokens each of them skips."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ Rate = Annotated[float, Range(ge=0, lt=1)]
 
 
 class Group(NamedTuple):
-    """Blocks that one scan runs over: `repeats` times a pattern of blocks, each with its two rates."""
+    """Blocks that one scan runs: a pattern of blocks, repeated `repeats` times. Each block has two rates."""
 
     start: int  # first block
     repeats: int
@@ -24,7 +24,8 @@ class Group(NamedTuple):
 
 
 def kept(rate: float, tokens: int) -> int:
-    """Tokens of a sequence that run, `ceil((1 - rate) * tokens)`; a whole product does not suffer from rounding."""
+    """The number of tokens of a sequence that run, `ceil((1 - rate) * tokens)`. A product that is a whole number is not
+    rounded up by a floating-point error."""
     return tokens - math.floor(rate * tokens + 1e-9)
 
 
@@ -91,20 +92,21 @@ class ModConfig:
 
     @property
     def active(self) -> bool:
-        """Whether any sublayer skips anything."""
+        """Whether any sublayer skips tokens."""
         return any(map(any, self._by_kind().values()))
 
     def named(self) -> tuple[str, tuple[float, ...]]:
-        """The first option by which an active one skips tokens, with its rates."""
+        """The option by which tokens skip, with its rates; the first one if there are two. Only for an active
+        config."""
         kind, rates = next((kind, rates) for kind, rates in self._by_kind().items() if any(rates))
         return self._option(kind), rates
 
     def _option(self, kind: str) -> str:
-        """The one by which its rates were given."""
+        """The name of the option that sets the rates of this kind of sublayer."""
         return f"mod.{kind}_rate" if getattr(self, f"{kind}_rate") else "mod.rate"
 
     def routes(self, kind: Literal["attention", "mlp"]) -> bool:
-        """Whether a sublayer of this kind has to choose among its tokens anywhere."""
+        """Whether any sublayer of this kind has to choose among its tokens: its rate is above 0 and below 1."""
         return any(0.0 < rate < 1.0 for rate in self._by_kind()[kind])
 
     def _by_kind(self) -> dict[str, tuple[float, ...]]:
@@ -112,8 +114,8 @@ class ModConfig:
         return {kind: (rates or self.rate) if kind in self.skip.split(",") else (0.0,) for kind, rates in own.items()}
 
     def rates(self, depth: int) -> tuple[tuple[float, float], ...]:
-        """Per block, the rates of its attention and its MLP. Raises UserError for more stages than blocks, and where
-        `every` leaves no block in which anything is skipped."""
+        """The rates of attention and MLP, for each block. Raises UserError for more stages than blocks, and if `every`
+        leaves no block in which anything is skipped."""
         kinds = self._by_kind()
         for kind, stages in kinds.items():
             if len(stages) > depth:
@@ -131,8 +133,8 @@ class ModConfig:
         return rates
 
     def among(self, depth: int, stays: Sequence[int]) -> "ModConfig":
-        """The config that gives some of `depth` blocks, without the others, the rates they have now. Raises UserError
-        under adaptive capacity, where those that stay and are routed are not every n-th one."""
+        """The config of a model that keeps the blocks `stays` of `depth` blocks, in which each has its present rates.
+        Raises UserError under adaptive capacity if the routed blocks among them are not every n-th one."""
         rates = [self.rates(depth)[block] for block in stays]
         attention, mlp = zip(*rates, strict=True)
         if self.adaptive and any(map(any, rates)):
@@ -148,7 +150,7 @@ class ModConfig:
         return dataclasses.replace(self, every=1, capacity="fixed", attention_rate=attention, mlp_rate=mlp)
 
     def groups(self, depth: int) -> tuple[Group, ...]:
-        """The scans that run the blocks: as few as keep every shape static."""
+        """The scans that run the blocks: as few as possible with static shapes."""
         rates, groups = self.rates(depth), []
         for start in range(0, depth, self.every):
             pattern, repeats = rates[start : start + self.every], 1
@@ -162,7 +164,7 @@ class ModConfig:
 
 
 def skips(mod: object) -> bool:
-    """Whether tokens skip under the `mod` of a config.json, whatever it holds."""
+    """Whether tokens skip under `mod`, the entry of a config.json, which may hold any JSON value."""
     if not isinstance(mod, dict):
         return False
     kinds = str(mod.get("skip", "attention,mlp")).split(",")

@@ -1,4 +1,4 @@
-"""What a token costs: closed forms of FLOPs, executed parameters and cache, with the skipped sublayers left out."""
+"""Cost of a token: closed forms of FLOPs, executed parameters and cache, without the skipped sublayers."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,11 +11,12 @@ from nagjax.mod.config import kept
 from nagjax.mod.deciders import deciders
 from nagjax.mod.routers import routers
 
-PREDICTOR_PASSES = 2.0  # over its matmuls in training, in forward passes: it does not propagate into its input
+PREDICTOR_PASSES = 2.0  # cost of training its matmuls, in forward passes: its input gets no gradient
 
 
 class Costs(NamedTuple):
-    """Averages per token of a full context. FLOPs are 2 per multiply-add of every matmul."""
+    """Averages per token of a full context. FLOPs count 2 per multiply-add of every matmul; kv_bytes is the cache in
+    bytes."""
 
     forward: float
     # forward and backward pass, without the gradients of frozen branches and of a frozen head; what rematerialisation
@@ -34,14 +35,15 @@ def costs(
     slots: int | None = None,
     shares: Float[np.ndarray, "L 2"] | None = None,
 ) -> Costs:
-    """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
+    """The costs of a model, from its config and the shapes of its parameters (a tree whose leaves have `.shape`; blocks
+    are stacked).
 
-    A routed sublayer runs `kept(rate, T) / T` of the tokens, or as many as `shares` says of attention and MLP by
-    block, and its router scores all of them; a score that is made of what those who run need anyway (`Router.recalls`)
-    costs those nothing more. Of experts a token runs its choices, as if all were chosen alike often;
-    what is computed for room that stays empty does not count. A query counts the keys that it may see, on average
-    (T + 1) / 2, fewer with a window, T in an encoder (selected tokens are taken as drawn at random); with `slots`,
-    those that a cache with room for so many tokens holds, or a dense backend computes, seen or not.
+    A routed sublayer runs `kept(rate, T) / T` of the tokens, or the `shares` given for attention and MLP of each block.
+    Its router scores all tokens; if the score is made of a matmul that running tokens need anyway (`Router.recalls`),
+    scoring these costs nothing more. A token runs its chosen experts, as if all experts were chosen equally often;
+    computation for room that stays empty does not count. A query counts the keys that it may see: on average (T + 1) /
+    2, fewer with a window, T in an encoder (selected tokens are taken as drawn at random). With `slots` it counts all
+    keys of a cache with room for so many tokens, seen or not, as a dense backend computes them.
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
@@ -66,7 +68,7 @@ def costs(
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
     for own, rates, window in zip(shared, nominal, config.windows, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            # All tokens take part in the entry: the next sublayer reads those that skip this one, too.
+            # All tokens count for the entry: those that skip this sublayer are normalised for the next one, too.
             main += share * (active[kind] + gates[kind]) + entries[kind]
             without += share * frozen[kind]
             unused = stored[kind] - share * active[kind] + (1.0 - share) * gates[kind]
@@ -97,15 +99,17 @@ def costs(
 
 
 def idle_experts(config, branch: Any, frozen: bool = False) -> float:
-    """Multiply-adds that a token does not do with the experts it does not choose, in the MLPs of all blocks."""
+    """Multiply-adds of the experts that a token does not choose, summed over the MLPs of all blocks. frozen: only those
+    with matrices that are not trained."""
     own = {name: branch.get(name, ()) for name in ("gate", "up", "down")}
     experts = _multiply_adds(own, frozen) if config.moe.experts else 0.0
     return experts * (1.0 - config.moe.active / max(config.moe.choices, 1)) if experts else 0.0
 
 
 def _seen(config, share: float, window: int | None) -> float:
-    """Keys that a query may see on average, of a context of which `share` run attention: itself and, of the tokens
-    before it in the window, all or as large a part as that of the other tokens that run."""
+    """The average number of keys that a query may see, in a context of which `share` runs attention: itself and the
+    tokens before it in the window. If only selected tokens are seen, the latter are reduced to the share of the other
+    tokens that run."""
     tokens = config.context
     if not config.causal:
         return tokens
@@ -116,13 +120,15 @@ def _seen(config, share: float, window: int | None) -> float:
 
 
 def _multiplied(config, rate: float, slots: int) -> int:
-    """Keys that a query is multiplied with: all slots, or those of selected tokens (`Transformer.empty_cache`)."""
+    """The number of keys with which a query is multiplied: all slots, or those of selected tokens
+    (`Transformer.empty_cache`)."""
     selected = config.mod.kv == "selected" and not config.mod.adaptive
     return min(kept(rate, config.context), slots) if selected else slots
 
 
 def mod_rates(config) -> dict[str, Any]:
-    """Shares of (token, sublayer) pairs that skip a full context: total, attention, mlp, and each of the sublayers."""
+    """Shares of the (token, sublayer) pairs of a full context that skip: total, attention, mlp, and each of the
+    sublayers."""
     rates = [
         1.0 - kept(rate, config.context) / config.context for pair in config.mod.rates(config.depth) for rate in pair
     ]
@@ -131,7 +137,7 @@ def mod_rates(config) -> dict[str, Any]:
 
 
 def _multiply_adds(tree: Any, frozen: bool = False) -> float:
-    """Multiply-adds of a token with all stacked matrices of a tree, or with those that are not trained."""
+    """Multiply-adds of a token with all stacked matrices of a tree. frozen: only with those that are not trained."""
     leaves = (p for p in jax.tree.leaves(tree) if len(p.shape) >= 3)
     return float(sum(math.prod(p.shape) for p in leaves if not (frozen and _trained(p))))
 

@@ -15,9 +15,8 @@ from nagjax.residual.module import Branch
 
 
 class MixtureOfDepths(nn.Module):
-    """`nagjax.MixtureOfDepths` around a Linen residual, which keeps its own parameters; those of a router or a decider
-    are "routing" in "params". Rows are [B, T, D]; arguments and errors are those of the nnx module.
-    """
+    """`nagjax.MixtureOfDepths` around a Linen residual, which keeps its own parameters. The parameters of a router or a
+    decider are "routing" in "params". Rows are [B, T, D]; arguments and errors are those of the nnx module."""
 
     residual: LinenResidual
     rate: float = 0.25
@@ -37,7 +36,7 @@ class MixtureOfDepths(nn.Module):
 
     @property
     def routed(self) -> module.MixtureOfDepths:
-        """The nnx module over this module's parameters. Raises UserError outside of init and apply."""
+        """The nnx module that uses this module's parameters. Raises UserError outside of init and apply."""
         if self.scope is None:
             raise UserError("module", type(self).__name__, "is not bound: call it in init or apply, as Linen's modules")
         inner = dict(self.residual.values)

@@ -1,4 +1,4 @@
-"""Mixture-of-Depths around anybody's branches: `nagjax.MixtureOfDepths`."""
+"""Mixture-of-Depths around your own branches: `nagjax.MixtureOfDepths`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from nagjax.residual.stacks import unstacked
 
 
 class Routed(NamedTuple):
-    """What a sublayer did, or sublayers with a leading S: which tokens ran, the score of the last one let in (each
-    sequence's; -inf where it has fewer real tokens than places, or where no top-k chooses), and the decider's own loss
-    (each sequence's; 0 for a threshold)."""
+    """What one sublayer did, or all sublayers with a leading axis S: which tokens ran; each sequence's cut, the score
+    of its last token that was let in (-inf if it has fewer real tokens than places, or if no top-k chooses); and each
+    sequence's loss of the decider (0 for a threshold)."""
 
     ran: Bool[Array, "*S B T"]
     cut: Float[Array, "*S B"]
@@ -40,13 +40,15 @@ class Routed(NamedTuple):
         *,
         step: int | Int[Array, ""] | None = None,
     ) -> Float[Array, "*S"]:
-        """What a threshold compares with, one training step on: the moving average of `cut` over the sequences that
-        have one. cuts: that of the step before, None before the first. It stays where no sequence has a cut; -inf,
-        which lets every token in, is one of which nothing is known yet.
+        """The averages that a threshold compares with, after one training step: the moving average of `cut` over the
+        sequences that have one. cuts: the averages after the step before; None before the first. An average stays as it
+        is if no sequence has a cut. -inf, which lets every token in, means that no cut is known yet.
 
-        step: training steps before this one. The decay is then min(decay, step / (step + 10)), as in nagjax's trainer.
-        Without it the decay is constant, and with 0.99 a training of a few hundred steps does not forget its first
-        cuts: those of NAG, whose angles start at 0, let too many tokens in.
+        step: number of training steps before this one. The decay is then min(decay, step / (step + 10)), as in nagjax's
+        trainer. Without it the decay is constant. With a constant decay of 0.99, a training of a few hundred steps does
+        not forget its first cuts, and those of NAG, whose angles start at 0, let too many tokens in.
+
+        Raises UserError for a `step` that is no whole number from 0 on, and for `cuts` of another shape.
         """
         if step is not None and not isinstance(step, jax.core.Tracer):
             check_value("step", np.asarray(step).item(), Natural, "it counts training steps from 0")
@@ -59,21 +61,21 @@ class Routed(NamedTuple):
 
 
 class MixtureOfDepths(nnx.Module):
-    """A residual whose branches run on a share of a sequence's tokens: of T, `ceil((1 - rate) T)` run and the others
-    pass (Raposo et al. 2024, arXiv:2404.02258). Rows are [B, T, D].
+    """A residual whose branches run on a share of a sequence's tokens: of T tokens `ceil((1 - rate) T)` run and the
+    others pass (Raposo et al. 2024, arXiv:2404.02258). Rows are [B, T, D].
 
-    A branch works token by token, `branch(x [B, k, D]) -> [B, k, D]`; or, where its tokens read each other, it takes
-    queries apart from keys and values and says so by two methods: `keys_values(x, where)` and `mix(x, where, known,
-    seen)` (`nagjax.layers.branch.Mixing`; every token's keys and values are there, queries are only of those that run).
+    A branch works token by token, `branch(x [B, k, D]) -> [B, k, D]`. A branch whose tokens read each other takes
+    queries separately from keys and values, and has two methods for this: `keys_values(x, where)` for all tokens, and
+    `mix(x, where, known, seen)` for those that run (`nagjax.layers.branch.Mixing`).
 
-    residual: the module it routes (`nagjax.NAG(...)`), kept as `residual`. rate: share of the tokens that skip. router:
-    nag, linear, skip_class or random; auto is the scheme's own, which is random where updates are normalised (but for
-    NAG). decider: who lets a token in at sampling time, when later tokens are not there to compare with: threshold,
-    predictor, aux_loss, balance. The last three are trained: add their weighted loss to yours, 0.01 *
-    routed.loss.mean() in nagjax's trainer (nats). rngs: for a router or decider with parameters.
+    residual: the module to route (`nagjax.NAG(...)`), kept as `residual`. rate: share of the tokens that skip. router:
+    nag, linear, skip_class or random; auto takes the scheme's own, which is random if the scheme normalises updates
+    (except for NAG). decider: which rule lets a token in at sampling time, when there are no later tokens to compare
+    with: threshold, predictor, aux_loss, balance. The last three are trained: add their weighted loss to yours;
+    nagjax's trainer adds 0.01 * routed.loss.mean() (nats). rngs: for a router or decider with parameters.
 
-    Raises UserError for a rate outside [0, 1), a router that does not fit the scheme, a decider that does not fit the
-    router, and parameters without rngs.
+    Raises UserError for a residual that is no nagjax module, a rate outside [0, 1), a router that does not fit the
+    scheme, a decider that does not fit the router, and parameters without rngs.
     """
 
     def __init__(
@@ -115,12 +117,16 @@ class MixtureOfDepths(nnx.Module):
         causal: bool = False,
         noise: int | UInt32[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T D"], Routed]:
-        """x through all sublayers, and what each of them did, leaves [S, ...].
+        """Runs x through all sublayers. Returns the result, [B, T, D] in x's dtype, and what each sublayer did, leaves
+        [S, ...].
 
-        where: the tokens' documents and positions; whole rows unless given; segment 0 is padding, which never takes a
-        token's place. causal: tokens are let in by the decider, one after the other, by `cuts` [S] for a threshold:
-        `Routed.averaged_cuts` of the training steps. noise: what a random router draws by, the step's number in
-        training. Default 0, with a warning if the router is random: then the same places skip in every pass.
+        where: the tokens' documents and positions; by default each row is one document; segment 0 is padding, which
+        never takes a token's place. causal: the decider lets tokens in without looking at later ones; a threshold needs
+        `cuts` [S], the `Routed.averaged_cuts` of the training steps. noise: the number by which a random router draws,
+        in training that of the step. Default 0, with a warning if the router is random: then the same places skip in
+        every pass.
+
+        Raises UserError for branches that are no list of S callables, and what `advance` raises.
         """
         sublayers = self.residual.sublayers
         listed = list(branches) if isinstance(branches, Sequence | nnx.List) else None
@@ -149,13 +155,14 @@ class MixtureOfDepths(nnx.Module):
         causal: bool = False,
         noise: int | UInt32[Array, ""] | None = None,
     ) -> tuple[OpenStream, Routed]:
-        """The stream behind sublayer i (1 .. S), whose branch reads, runs and is committed here, only for the tokens
-        chosen; and what it did, `Routed` with ran [B, T], cut and loss [B]. A gradient through it is as large as all
-        sublayers' parameters, for each i; through a call of all it is not.
+        """The stream after sublayer i (1 .. S), whose branch runs here for the chosen tokens only, and what the
+        sublayer did: `Routed` with ran [B, T], cut and loss [B]. For each i, a gradient through this method is as large
+        as all sublayers' parameters; a gradient through a call of the module is not.
 
-        where, causal, noise: as in a call. cut: the sublayer's own number of `Routed.averaged_cuts`. Raises UserError
+        where, causal, noise: as in a call. cut: the sublayer's own entry of `Routed.averaged_cuts`. Raises UserError
         for an i outside of 1 .. S, rows that are not [B, T, D], a `where` of other shapes, a threshold without a cut if
-        `causal`, and a cut if not."""
+        `causal`, and a cut if not.
+        """
         own = jax.tree.map(lambda all: all[i - 1], self.routing)
         slot, noise = self.residual.slot(i), self._number(noise)
         if cut is not None and not causal:
@@ -163,7 +170,7 @@ class MixtureOfDepths(nnx.Module):
         return self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
 
     def _number(self, noise: Any) -> int | UInt32[Array, ""]:
-        """What a random router draws by."""
+        """The number by which a random router draws."""
         if noise is None:
             if self.rules.router.draws:
                 say("a random router draws the same tokens in every pass: pass noise=step in training, 0 afterwards")
@@ -207,5 +214,5 @@ class MixtureOfDepths(nnx.Module):
         return stream.replaced(result.stream), Routed(result.ran, result.notes["cut"], result.notes["loss"])
 
     def kept(self, tokens: int) -> int:
-        """Tokens that run of so many."""
+        """The number of tokens that run in a sequence of `tokens`."""
         return kept(self.rate, tokens)

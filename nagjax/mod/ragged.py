@@ -1,7 +1,7 @@
-"""Working on those of a batch that a causal rule let in, and on no others. How many they are is data: a few sizes are
-compiled ahead, and the smallest that holds them runs; its spare places are filled with others, who pass.
+"""Computes only the tokens of a batch that a causal rule let in. Their number is data: a few sizes are compiled ahead,
+and the smallest one that holds them runs; its spare places are filled with other tokens, which pass.
 
-Where each sequence has one token, they are rows of the batch, otherwise tokens of each sequence.
+If each sequence has one token, a size counts rows of the batch, otherwise tokens of each sequence.
 """
 
 from typing import Any, NamedTuple
@@ -16,13 +16,14 @@ from nagjax.mod.selection import portions, top_tokens
 from nagjax.residual.rows import put, take
 from pallas_kernels.placement import current_placement
 
-PARTS = 8  # sizes there are; more would compute less and compile longer
-WORTH_IT = {"rows": 8, "tokens": 128}  # fewer are computed all
+PARTS = 8  # number of sizes; more would compute less and compile longer
+WORTH_IT = {"rows": 8, "tokens": 128}  # a smaller batch or sequence is always computed as a whole
 
 
 def sizes(batch: int, tokens: int, cached: bool) -> tuple[int, ...]:
-    """Rows, or tokens of a sequence, that are worked on at a time, ascending; the last size is all of them. It is the
-    only one without a cache (that pass judges a model), for a small batch, and on a mesh, where rows stay in place."""
+    """The numbers of rows, or of tokens of a sequence, that are computed at a time, ascending; the last is all of them.
+    It is the only one without a cache (such a pass judges a model), for a small batch, and on a mesh, where rows must
+    stay on their devices."""
     whole, enough = (batch, WORTH_IT["rows"]) if tokens == 1 else (tokens, WORTH_IT["tokens"])
     if not cached or whole < enough or current_placement() is not None:
         return (whole,)
@@ -30,18 +31,18 @@ def sizes(batch: int, tokens: int, cached: bool) -> tuple[int, ...]:
 
 
 def needed(ran: Bool[Array, "B T"]) -> Int[Array, ""]:
-    """The size that holds everyone who runs."""
+    """The number of rows, or the largest number of tokens of a sequence, that run."""
     return jnp.sum(ran) if ran.shape[1] == 1 else jnp.max(jnp.sum(ran, axis=1), initial=0)
 
 
 class Few(NamedTuple):
-    """Some rows, `[n]`, or some tokens of each sequence, `[B, k]`; or everyone."""
+    """Some rows of a batch, indices [n]; or some tokens of each sequence, indices [B, k]; or all tokens, None."""
 
     indices: Int[Array, " n"] | Int[Array, "B k"] | None
 
     @classmethod
     def of(cls, ran: Bool[Array, "B T"], size: int, where: Where) -> "Few":
-        """Everyone who runs, and as many others as fill the size."""
+        """The tokens that run, and as many others as fill the size."""
         if size == (ran.shape[0] if ran.shape[1] == 1 else ran.shape[1]):
             return cls(None)
         if ran.shape[1] == 1:
@@ -49,7 +50,7 @@ class Few(NamedTuple):
         return cls(top_tokens(ran.astype(jnp.float32), where, size).indices)
 
     def take(self, tree: Any) -> Any:
-        """Leaves [B, T, ...] to [n, 1, ...] or [B, k, ...]."""
+        """Picks these tokens: leaves [B, T, ...] become [n, 1, ...] or [B, k, ...]."""
         if self.indices is None:
             return tree
         if self.indices.ndim == 1:
@@ -57,7 +58,7 @@ class Few(NamedTuple):
         return take(jax.tree.map(jnp.asarray, tree), self.indices)
 
     def put(self, tree: Any, rows: Any) -> Any:
-        """The tree with these rows in their places."""
+        """The tree with the rows of these tokens replaced by `rows`."""
         if self.indices is None:
             return rows
         if self.indices.ndim == 1:
@@ -65,7 +66,7 @@ class Few(NamedTuple):
         return put(tree, rows, self.indices)
 
     def seen(self, known: Any, where: Where) -> tuple[Any, Where]:
-        """What their queries see, and where it stands."""
+        """What the queries of these tokens see, and its documents and positions."""
         if self.indices is None or self.indices.ndim == 2:
             return known, where
         if not isinstance(known, CachedLayer):

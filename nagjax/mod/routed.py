@@ -1,10 +1,10 @@
-"""Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
+"""Runs a sublayer on some of the tokens: chosen by capacity in training, and by a causal decision when sampling.
 
-The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where it is
-padding, where no token is left out, and where no top-k chooses. loss: the decider's own. executed: share of the tokens
-that ran; agreement: share on which the causal decision and the choice made here agree. Of adaptive depth, computed:
-share of the places that were computed, and above: shares of the tokens that score above each threshold of a grid.
-Padding does not count.
+The notes in a sublayer's result say per sequence what was done. cut: score of the last token let in; -inf if that is
+padding, if no token is left out, and if no top-k chooses. loss: the decider's own. executed: share of the tokens that
+ran. agreement: share of the tokens for which the causal decision is the choice made here. With adaptive depth also
+computed: share of the places that were computed; and above: shares of the tokens that score above each threshold of a
+grid. Padding does not count.
 """
 
 import dataclasses
@@ -39,19 +39,19 @@ Cache = CachedLayer | None
 
 
 class ForwardContext(NamedTuple):
-    """What is the same for all sublayers of one forward pass."""
+    """What all sublayers of one forward pass share."""
 
     where: Where
     progress: Float[Array, ""]
-    noise: UInt32[Array, ""]  # of the random router
+    noise: UInt32[Array, ""]  # number by which the random router draws
     causal: bool  # tokens are chosen by the causal decider instead of by top-k
-    pin: Callable[[Array], Array] = lambda x: x  # keeps [B, T, ...] split as rows are
+    pin: Callable[[Array], Array] = lambda x: x  # keeps activations [B, T, ...] split over devices as rows are
     lossless: bool = False  # experts drop no token: when sampling
     begins: bool = False  # this pass is the first of its cache
 
 
 class Routing(nnx.Module):
-    """One sublayer's parameters for Mixture-of-Depths."""
+    """One sublayer's Mixture-of-Depths parameters, of its router and its decider."""
 
     def __init__(self, router: Router, decider: Decider, width: int, rngs: nnx.Rngs):
         self.router = router.parameters(width, rngs)
@@ -59,7 +59,8 @@ class Routing(nnx.Module):
 
 
 class Site(NamedTuple):
-    """One sublayer: its branch, its routing parameters, its boundary, the average cut, and the share that skips."""
+    """One sublayer: its branch, its routing parameters, its boundary, its average cut, and the share of tokens that
+    skip it."""
 
     branch: Any
     routing: Any  # `Routing`, or `Nothing`
@@ -68,7 +69,7 @@ class Site(NamedTuple):
     rate: float
 
 
-Sites = tuple[Site, ...]  # that run for the same tokens: one sublayer, or a block's attention and MLP
+Sites = tuple[Site, ...]  # sublayers that run for the same tokens: one, or a block's attention and MLP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +81,12 @@ class MoD:
     context: int
     router: Router
     decider: Decider
-    dtype: jax.typing.DTypeLike = jnp.float32  # that branches compute in, whose rounding the residual's sums have
+    dtype: jax.typing.DTypeLike = jnp.float32  # of the branches' computation; it sets the scores' rounding
 
     @classmethod
     def of(cls, scheme: Scheme, config: ModConfig, context: int, dtype: jax.typing.DTypeLike = jnp.float32) -> "MoD":
-        """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
+        """The rules of a model. Raises UserError for a router that does not fit the scheme or adaptive capacity, and
+        for a decider that does not fit the router."""
         router = find_router(config.router, scheme, config.weight)
         if config.adaptive and not router.common:
             known = ", ".join(name for name, own in routers_for(scheme).items() if own.common)
@@ -93,14 +95,14 @@ class MoD:
         return cls(scheme, config, context, router, find_decider(config.decider, router), dtype)
 
     def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well. A block that is
-        routed as a whole has its attention's."""
+        """One sublayer's routing parameters. Blocks are stacked, so the unrouted blocks between routed ones have them
+        as well. A block that is routed as a whole has those of its attention only."""
         own = self.config.routes(kind) and not (kind == "mlp" and self.config.unit == "block")
         return Routing(self.router, self.decider, width, rngs) if own else Nothing()
 
     def run(self, stream: Stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
-        """Sublayers that run for the same tokens, which are chosen in front of the first: all where their rate is 0,
-        none where it is 1, else those the rule chooses."""
+        """Runs sublayers for the same tokens, which are chosen before the first one: all tokens at rate 0, none at rate
+        1, otherwise those that the rule chooses. Raises UserError for top-k with a cache."""
         tokens, rate = ctx.where.positions.shape[1], sites[0].rate
         if 0.0 < rate < 1.0:
             if ctx.causal:
@@ -119,7 +121,7 @@ class MoD:
         return tuple(results)
 
     def room(self, rate: float) -> int:
-        """Tokens that attention which sees selected ones holds of a context."""
+        """The number of tokens of a context for which attention to selected tokens has room."""
         return self.context if self.config.adaptive else kept(rate, self.context)
 
     def _notes(self, ran: Bool[Array, "B T"], **values: Any) -> dict[str, Float[Array, "B ..."]]:
@@ -140,14 +142,14 @@ class MoD:
         return Result(after, cache, gate, nobody, notes, _no_notes(site.branch, self.scheme.read(stream)))
 
     def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> tuple[Float[Array, "B T"], Sites]:
-        """Scores of all tokens; and the sites, of which the first may have got the matmul behind them, which its
-        update needs for those that run."""
+        """Scores of all tokens, and the sites. The first site may now hold the matmul from which its score was computed
+        (`projected`), which the update of the running tokens needs again."""
         if self.router.recalls and (factors := self.scheme.projection(stream, sites[0].at)) is not None:
             with jax.named_scope("routing"):
                 product = jax.lax.stop_gradient(factors[0] @ factors[1].astype(factors[0].dtype))
             sites = (sites[0]._replace(at=sites[0].at._replace(projected=product)), *sites[1:])
         own, at = sites[0].routing.router, tuple(site.at for site in sites)
-        if self.config.adaptive:  # a threshold is for the whole training: angles as they are when all have risen
+        if self.config.adaptive:  # one threshold serves the whole training: score the angles as after the ramp
             at = tuple(here._replace(progress=jnp.float32(1.0)) for here in at)
         with jax.named_scope("routing"):
             if len(at) == 1:
@@ -155,7 +157,7 @@ class MoD:
             return self.router.score_block(self.scheme, stream, own, at, ctx.where, ctx.noise), sites
 
     def _at(self, at: Boundary, rows: Stream, product: Float[Array, "B k C"] | None) -> Boundary:
-        """The boundary for some rows, with their part of the product that it has."""
+        """The boundary for some rows, with their part of the `projected` product."""
         factors = self.scheme.projection(rows, at)
         return at if product is None or factors is None else at._replace(projected=recalled(*factors, product))
 
@@ -168,8 +170,8 @@ class MoD:
         return self.decider.logits(site.routing.decider, self.router, x, scores, cut)
 
     def _by_capacity(self, stream, sites: Sites, ctx: ForwardContext, k: int) -> tuple[Result, ...]:
-        """The k highest scores of each sequence run the sublayers, one after the other. Indices move first, then rows:
-        nothing of full length is built, and rows go back once."""
+        """Runs the sublayers, one after the other, on the k highest-scoring tokens of each sequence. Rows are gathered
+        once, by index, and put back once, so that nothing else of full length is built."""
         scheme = self.scheme
         x, (scores, sites) = scheme.read(stream), self._scores(stream, sites, ctx)
         with jax.named_scope("routing"):
@@ -200,14 +202,14 @@ class MoD:
                 else:
                     rows, gate = scheme.advance(rows, update, at)
                     stream = scheme.skip(stream, at)
-                    after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
+                    after = put(stream, rows, chosen.indices)  # after attention: compiled only if it is observed
             gate = scattered(mean_gate(gate, picked)[..., None].astype(jnp.float32), chosen.indices, x.shape[1])
             results.append(Result(after, None, gate, ran, notes, done.notes))
-            notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
+            notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # a block's cut is noted once
         return tuple(results)
 
     def _by_threshold(self, stream, sites: Sites, ctx: ForwardContext) -> tuple[Result, ...]:
-        """The tokens whose score reaches the one threshold, in the smallest size that holds them."""
+        """Runs the tokens whose score reaches the one threshold, in the smallest size that holds them."""
         real, tokens = ctx.where.segments > 0, ctx.where.positions.shape[1]
         (weights, sites), x = self._scores(stream, sites, ctx), self.scheme.read(stream)
         scores = jax.lax.stop_gradient(weights)
@@ -225,8 +227,8 @@ class MoD:
         return tuple(Result(after, None, gate, ran, notes, experts) for after, gate, experts in done)
 
     def _sized(self, k: int, ctx: ForwardContext, operands) -> list[tuple[Stream, Array, dict]]:
-        """The stream and the gate behind each of the sublayers, run for at most k tokens of a sequence, and what its
-        branch notes."""
+        """For each of the sublayers, run for at most k tokens of a sequence: the stream and the gate after it, and the
+        notes of its branch."""
         pin = ctx.pin
         stream, where, ran, scores, parts = operands
         scheme, done = self.scheme, []
@@ -258,7 +260,8 @@ class MoD:
         return done
 
     def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
-        """The tokens the causal decider lets in; a sublayer that nobody of the batch enters is not run at all."""
+        """Runs the tokens that the causal decider lets in. A sublayer that no token of the batch enters is not run at
+        all."""
         (scores, sites), results = self._scores(stream, sites, ctx), []
         ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
         for site in sites:
@@ -267,8 +270,8 @@ class MoD:
         return tuple(results)
 
     def _admitted(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:
-        """One sublayer for the tokens of `ran` that a cache has room for. How many they are is data: with a cache those
-        are gathered in one of a few sizes, without one all tokens are computed."""
+        """Runs one sublayer for the tokens of `ran` for which the cache has room. Their number is data: with a cache
+        they are gathered in one of a few sizes, without a cache all tokens are computed."""
         scheme, where = self.scheme, ctx.where
         real = where.segments > 0
         mixing = isinstance(site.branch, Mixing)
@@ -307,7 +310,8 @@ class MoD:
         return Result(after, cache, gate, ran, notes, experts)
 
     def _known(self, x, site: Site, cache: Cache, where: Where, ran) -> tuple[Array, Any, Where, Cache]:
-        """Who runs after all, what they attend to and where it stands, and the cache with what is new."""
+        """The tokens that run given the cache's room, what they attend to and its documents and positions, and the
+        cache with the new keys and values."""
         if self.config.kv == "all":
             fresh = site.branch.keys_values(x, where)
             if cache is None:
@@ -329,8 +333,8 @@ class MoD:
 
 
 def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[str, Float[Array, "S ..."]]:
-    """Notes of a batch, each over its real tokens and not over its sequences; `cut` over the sequences that have one,
-    -inf where none has, and their number `cuts`."""
+    """The notes of a batch, averaged over its real tokens instead of its sequences. `cut` is averaged over the
+    sequences that have one, -inf if none has; `cuts` is the number of these sequences."""
     real = jnp.sum(where.segments > 0, axis=-1).astype(jnp.float32)
     cut, rows = mean_cut(notes["cut"])
     real = real / jnp.maximum(jnp.sum(real), 1.0)
@@ -346,7 +350,7 @@ def _update(branch: Any, x: Float[Array, "B T D"], cache: Cache, ctx: ForwardCon
 
 
 def _no_notes(branch: Any, x: Float[Array, "B T D"]) -> dict[str, Float[Array, "B ..."]]:
-    """What a branch notes that ran for no token."""
+    """The notes of a branch that ran for no token."""
     if not isinstance(branch, Choosing):
         return {}
     notes = jax.eval_shape(lambda x: branch.choose(x, jnp.ones(x.shape[:2], bool), lossless=True).notes, x)

@@ -11,19 +11,20 @@ from pallas_kernels.placement import current_placement, on_shards
 
 
 class Chosen(NamedTuple):
-    """The chosen tokens of each sequence in their original order, and the score of the last one let in: -inf where
-    a sequence has fewer than k tokens."""
+    """The chosen tokens of each sequence in their original order, and the score of the last one let in: -inf if a
+    sequence has fewer than k tokens."""
 
     indices: Int[Array, "B k"]
     cut: Float[Array, " B"]
 
 
 def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
-    """The k highest scores of each sequence, exactly k: of equal scores the earlier token goes first. Copies of a token
-    whose scores differ by rounding alone are ranked by it, so that another mesh may choose another of them.
+    """The k highest scores of each sequence, exactly k: among equal scores the earlier token is chosen. Copies of a
+    token may have scores that differ by rounding alone; these differences rank them, so another mesh may choose another
+    copy.
 
-    Padding is chosen only when nothing else is left. Indices int32, sorted; nothing here has a gradient. Sequences
-    are ranked where they live: XLA's GPU partitioner would gather all scores for a top-k.
+    Padding is chosen only when no other tokens are left. Indices are int32 and sorted; nothing here has a gradient. On
+    a mesh each device ranks its own sequences: XLA's GPU partitioner would gather all scores for a top-k.
     """
     ranked = jnp.where(where.segments > 0, jax.lax.stop_gradient(scores), -jnp.inf)
 
@@ -35,17 +36,17 @@ def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
 
 
 def portions(count: int, parts: int) -> tuple[int, ...]:
-    """From 0 to `count` in so many equal steps, rounded up; ascending, each once."""
+    """The numbers from 0 to `count` in `parts` equal steps, rounded up; ascending, without repetition."""
     return tuple(sorted({-(-count * part // parts) for part in range(parts + 1)}))
 
 
 def lowered(cut: Float[Array, "*#B"], scale: float, dtype: jax.typing.DTypeLike) -> Float[Array, "*#B"]:
-    """The cut less what rounding may move a score by, float32: a score is compared with this.
+    """The cut minus the amount by which rounding may change a score, float32. Scores are compared with this value.
 
-    Two programs for one score, a training pass and a causal one, round it differently. The margin is 2^-16 of the
-    cut's size, or of `scale` if that is more: 128 units in the last place of float32, room for sums of 16,384 terms
-    whose errors add up like a random walk. In bfloat16 what the score is made from is itself rounded: there it is
-    2^-8, half a unit in the last place. No cut (NaN) is as low as can be.
+    Two programs that compute the same score, a training pass and a causal one, round it differently. The margin is
+    2^-16 times the size of the cut, or times `scale` if that is larger: 128 units in the last place of float32, room
+    for sums of 16,384 terms whose errors add up like a random walk. In bfloat16 the inputs of the score are rounded
+    themselves: there the margin is 2^-8, half a unit in the last place. A missing cut (NaN) becomes -inf.
     """
     relative = max(2.0**-16, 0.5 * float(jnp.finfo(dtype).eps))
     size = jnp.where(jnp.isfinite(cut), jnp.maximum(jnp.abs(cut), scale), 0.0)
@@ -53,13 +54,13 @@ def lowered(cut: Float[Array, "*#B"], scale: float, dtype: jax.typing.DTypeLike)
 
 
 def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:
-    """Which tokens are among the chosen."""
+    """Whether each of the tokens is among the chosen ones."""
     return scattered(indices >= 0, indices, tokens)
 
 
 def scattered(rows: Shaped[Array, "B k ..."], indices: Int[Array, "B k"], tokens: int) -> Shaped[Array, "B T ..."]:
-    """The rows at their indices, and 0 elsewhere."""
+    """An array of length `tokens` with the rows at their indices, and 0 elsewhere."""
     one = lambda own, at: jnp.zeros((tokens, *own.shape[1:]), own.dtype).at[at].set(own)  # noqa: E731
-    # On an Explicit mesh the rows have to be split as the indices are, which a `where` by them sees to.
+    # On an Explicit mesh the rows must be sharded like the indices; the `where` below makes them so.
     there = (indices >= 0).reshape(*indices.shape, *[1] * (rows.ndim - 2))
     return jax.vmap(one)(jnp.where(there, rows, jnp.zeros((), rows.dtype)), indices)

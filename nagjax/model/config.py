@@ -15,7 +15,7 @@ def _round_up(value: float, multiple: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a Transformer, a decoder unless `causal` is False. Fields that are None follow from `depth` and
+    """The shape of a Transformer: a decoder unless `causal` is False. Fields that are None follow from `depth` and
     `width`."""
 
     depth: Annotated[int, Range(ge=1, le=2**16)] = 24  # blocks; each is an attention and an MLP sublayer
@@ -117,18 +117,19 @@ class ModelConfig:
             raise UserError("attention", self.attention, fix)
 
     def check_causal(self, what: str) -> None:
-        """Raises UserError where `what`, a use of the model, needs causal attention and it has none."""
+        """Raises UserError if this model is not causal: `what`, a use of the model, needs causal attention."""
         if not self.causal:
             fix = f"{what} needs a model that sees no later tokens; use run.model, run.logits, nagjax diagnose or map"
             raise UserError("causal", False, fix)
 
     def check_id(self, field: str, i: int) -> None:
-        """Raises UserError for `i` where the vocabulary has no such token id."""
+        """Raises UserError, for `field`, unless i is a token id of the vocabulary."""
         if not 0 <= i < self.vocab:
             raise UserError(field, i, f"the vocabulary has the ids 0 to {self.vocab - 1}")
 
     def check_logits(self, what: str) -> None:
-        """Raises UserError where `what` needs logits and the model, an encoder that came without a head, has none."""
+        """Raises UserError if this model has no logits, which `what` needs: it is an encoder that came without a
+        head."""
         if not self.causal and self.head_epsilon is None:
             fix = f"{what} needs a head for masked tokens, and the model came without one; use run.model, or nagjax map"
             raise UserError("head_epsilon", None, fix)
@@ -173,13 +174,14 @@ class ModelConfig:
             raise UserError("moe.skips", self.moe.skips, fix)
 
     def follows(self, field: str) -> bool:
-        """Whether it is a size, such as `hidden` or `moe.hidden`, that the model has without being told."""
+        """Whether the field is a size, such as `hidden` or `moe.hidden`, whose value is the one that follows from the
+        other fields."""
         if field not in ("heads", "kv_heads", "hidden", "moe.hidden"):
             return False
         try:
             untold = {"moe": dataclasses.replace(self.moe, hidden=None)} if field == "moe.hidden" else {field: None}
             return dataclasses.replace(self, **untold) == self
-        except UserError:  # what it would be does not fit the rest
+        except UserError:  # the size that follows does not fit the other fields
             return False
 
     @property
@@ -197,7 +199,7 @@ class ModelConfig:
 
     @property
     def compute_dtype(self):
-        """dtype of the computation; "auto" is bfloat16 on accelerators and float32 on CPU."""
+        """dtype of the computation; "auto" is float32 if JAX's default backend is a CPU, else bfloat16."""
         import jax
         import jax.numpy as jnp
 
@@ -223,16 +225,16 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many tokens the attention of each block sees; None: all."""
+        """The number of tokens that the attention of each block sees; None: all."""
         own, others = self.block.window, self.block.others
         return tuple(others.window if place in others.places else own for place in self.places)
 
     @property
     def sublayers_before(self) -> int:
-        """Sublayers in that depth."""
+        """The number of sublayers before pruning."""
         return 2 * (self.depth_before or self.places[-1] + 1)
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Each sublayer's 1-based number in that depth."""
+        """Each sublayer's 1-based number before pruning."""
         return tuple(index for place in self.places for index in (2 * place + 1, 2 * place + 2))

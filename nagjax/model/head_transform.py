@@ -1,4 +1,4 @@
-"""What BERT's head has besides its table."""
+"""The parts of BERT's head besides its table."""
 
 from flax import nnx
 from jaxtyping import Array, Float

@@ -1,9 +1,9 @@
-"""How initial values, learning rates, decay and epsilon follow a model's width and depth: the one table of them.
+"""How initial values, learning rates, weight decay and epsilon depend on a model's width and depth, in one table.
 
-m is width / base_width. n is depth / base_depth and a the exponent, both of the scheme `completep`, which also weights
-every update by n^-a. At m = n = 1 a model is the same under every parametrization. `standard` leaves all of it at 1;
-its default peak learning rate, of every role, is proportional to 1/width. Below is muP; CompleteP is muP times the
-power of n.
+m is width / base_width. n is depth / base_depth and a is the exponent of the scheme `completep`, which also weights
+every update by n^-a. At m = n = 1 a model is the same under every parametrization. `standard` leaves all factors at 1;
+its default peak learning rate is proportional to 1/width for every role. The table below is muP; CompleteP is muP times
+the power of n.
 
                 initial values   learning rate        AdamW's epsilon
     embedding   s                s                    1 / (m s)
@@ -11,19 +11,23 @@ power of n.
     matrix      1                1 / m     n^(a-1)    1 / m     n^-a
     vector      1                1         n^(a-1)    1 / m     n^-a
 
-`matrix` is what sums over the features of the residual or of a branch: hidden matrices, and what a gate reads the
-residual with; `vector` is every gain, bias and other gate parameter, and what sums over one head's features. The powers
-of n are for what lies in the blocks: before the first and behind the last one (the head's norm) there are none.
-Initial values are relative to the rules of `standard`, where matrices and head already start at 1/sqrt(width); under
-`init_std` that root comes on top. s is what the scheme's own rule makes of its embedding between the two widths: 1 for
-most, m^-1/2 for NAG, which reads only the direction. Weight decay is divided by the learning rate's power of m, so that
-rate times decay is the same at every width. All singular values of Muon's update are the same, not only a few large:
-its rate goes with m^-1/2, and the update's spectral norm is the same at every width.
+`matrix` is every parameter that sums over the features of the residual or of a branch: the hidden matrices, and a
+gate's matrices that read the residual. `vector` is every gain, bias and other gate parameter, and what sums over one
+head's features. The powers of n apply to parameters inside the blocks, not to those before the first or after the last
+block (such as the head's norm).
 
-muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (no multipliers: exports and decoding need not know of it); Muon's
-rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1, and the
-authors' code for the norms (EleutherAI/nanoGPT-mup, `configure_optimizers`).
-Attention's logits keep 1/sqrt(d_head): let a model grow by more heads of one width (the default from width 256 on).
+Initial values are relative to those of `standard`, where matrices and head already start at 1/sqrt(width); with
+`init_std` they are also multiplied by m^-1/2. s is the ratio of the scheme's initial embedding at this width to that at
+base_width: 1 for most schemes, m^-1/2 for NAG, which reads only the direction. Weight decay is divided by the learning
+rate's power of m, so that rate times decay is the same at every width. With Muon the rate of matrices goes with m^-1/2
+instead: all singular values of its update are equal, not only a few large, and at this rate the update's spectral norm
+is the same at every width.
+
+muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (it has no multipliers, so exports and decoding need not know of it);
+Muon's rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1, and
+the authors' code for the norms (EleutherAI/nanoGPT-mup, `configure_optimizers`).
+
+Attention's logits keep 1/sqrt(d_head): grow a model by more heads of the same width (the default from width 256 on).
 """
 
 import dataclasses
@@ -35,13 +39,13 @@ if TYPE_CHECKING:  # a parser of options imports configs, and schemes import jax
     from nagjax.model.config import ModelConfig
     from nagjax.residual import Scheme
 
-SUMMED = ("embed", "mlp", "heads")  # axes as long as the model is wide
+SUMMED = ("embed", "mlp", "heads")  # axes whose length is proportional to the width
 ONE_HEAD = "head"  # an axis as long as one head, at every width
 
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """What one parameter's role and place make of the optimizer's settings."""
+    """The factors on the optimizer's settings for one parameter, given its role and place."""
 
     role: str
     rate: float = 1.0  # on the learning rate
@@ -53,7 +57,7 @@ class Factors:
 
 @dataclasses.dataclass(frozen=True)
 class Parametrization:
-    """The table above for one model."""
+    """The table of this module for one model."""
 
     m: float = 1.0
     embedding: float = 1.0  # s
@@ -62,7 +66,7 @@ class Parametrization:
 
     @classmethod
     def of(cls, model: "ModelConfig", scheme: "Scheme") -> "Parametrization":
-        """Raises UserError where the chosen one has no meaning for this scheme or model."""
+        """The parametrization of a model. Raises UserError if the chosen one does not apply to this scheme or model."""
         chosen = model.parametrization
         if chosen == "standard":
             return cls()
@@ -84,15 +88,16 @@ class Parametrization:
 
     @property
     def root(self) -> float:
-        """m^-1/2: of the head's initial values, and of `init_std`, which does not follow the width by itself."""
+        """m^-1/2: the factor on the head's initial values, and on `init_std`, which does not depend on the width by
+        itself."""
         return self.m**-0.5
 
     def start(self, axes: tuple[str | None, ...]) -> float:
-        """Factor on `init_std` of a matrix with these (last) axes."""
+        """Factor on `init_std` for a matrix with these last axes."""
         return 1.0 if axes[-2] == ONE_HEAD else self.root
 
     def peak(self, model: "ModelConfig", scheme: "Scheme") -> float:
-        """The scheme's default learning rate at the size where all factors are 1."""
+        """The scheme's default peak learning rate at the size where all factors are 1."""
         if model.parametrization == "standard":
             return scheme.default_rate(model.width, model.depth)
         return scheme.default_rate(model.base_width, max(round(model.sublayers_before / 2 / self.n), 1))
@@ -106,9 +111,9 @@ class Parametrization:
         own_rate: float = 1.0,
         in_block: bool = True,
     ) -> Factors:
-        """Of a parameter of this role with these (last) axes. `own_rate`: relative learning rate of its scheme;
-        `in_block`: whether it is one of the blocks'."""
-        if role == "adapter":  # which starts at a model that is trained already
+        """The factors for a parameter of this role with these last axes. muon: whether Muon trains the matrices.
+        own_rate: relative learning rate of the scheme's gates. in_block: whether the parameter belongs to a block."""
+        if role == "adapter":  # an adapter starts from a trained model
             return Factors(role)
         kind = _kind(role, axes)
         by_muon = muon and role == "matrix"
@@ -125,7 +130,7 @@ class Parametrization:
 
 
 def _kind(role: str, axes: tuple[str | None, ...]) -> str:
-    """The row of the table."""
+    """The parameter's row in the table."""
     if role == "gate":
         return "matrix" if {*axes} & {*SUMMED} else "vector"
     summed = axes[-2] if len(axes) > 1 else axes[0] if axes else None

@@ -1,4 +1,4 @@
-"""Named sizes from 1M to 7B parameters: a depth and a width each, from which everything else follows."""
+"""Named sizes from 1M to 7B parameters: each is a depth and a width, from which all other sizes follow."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ class Preset:
         return [part for name, value in fields for part in (f"--{name}", str(value))]
 
 
-# About 12 * depth * width^2 parameters in the blocks, whatever the scheme adds.
+# About 12 * depth * width^2 parameters in the blocks, without those of the scheme.
 PRESETS = {
     "1M": Preset(depth=24, width=64, context=128),
     "4M": Preset(depth=24, width=128, context=256),

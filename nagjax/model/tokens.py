@@ -1,4 +1,4 @@
-"""What a model is given to read, checked."""
+"""Checks of a model's inputs."""
 
 from typing import Any
 
@@ -18,11 +18,13 @@ from nagjax.model.config import ModelConfig
 def checked(
     tokens: Any, config: ModelConfig, where: Where | None, types: Any, places: int | None
 ) -> tuple[Int[Array, "B T"], Where]:
-    """Token ids [B, T] as an array, and where they stand: each row is a document unless `where` is given. places: of
-    the cache that this pass begins, one for each token of a row or more.
+    """Token ids [B, T] as an array, and their `Where`: without `where` each row is one document. places: the number of
+    places per row of the cache that this pass begins, at least T.
 
-    Raises UserError for other shapes; for what are no whole numbers; for rows of more tokens than the places or the
-    learned positions; and, unless they are traced, for ids, types or learned positions that the model does not have."""
+    Raises UserError for other shapes, and for ids that are not whole numbers; for more tokens per row than `places` or
+    than learned positions; and, unless they are traced, for ids, types or learned positions that the model does not
+    have.
+    """
     if not isinstance(tokens, jax.Array):
         try:
             tokens = np.asarray(tokens)
@@ -53,9 +55,10 @@ def checked(
 
 
 def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
-    """What a cache cannot hold. Raises UserError for a second document in a row; and, where slots go by position (those
-    of selected tokens go by order), for a position without one and, in the pass that begins the cache, for a row that
-    does not begin at position 0: queries would see the slots before it. Not where any of this is traced."""
+    """Checks that a cache can hold this pass, unless any of it is traced. Raises UserError for a second document in a
+    row. If slots go by position (those of selected tokens go by order), also for a position without a slot and, in the
+    pass that begins the cache, for a row that does not begin at position 0: queries would see the unwritten slots
+    before it."""
     if cache is None or not _ends(where.segments) or not _ends(where.positions):
         return
     if (last := _ends(where.segments)[1]) > 1:
@@ -92,7 +95,8 @@ def _check_types(types: Any, shape: tuple[int, ...], config: ModelConfig) -> Non
 
 
 def _ends(numbers: Any) -> tuple[int, ...]:
-    """The lowest and the highest, where they are known: not of what is traced, or lies on other hosts."""
+    """The lowest and the highest number. Empty if they are unknown, because the numbers are traced or lie on other
+    hosts."""
     if (
         isinstance(numbers, jax.core.Tracer)
         or not np.size(numbers)

@@ -53,9 +53,9 @@ class Output(NamedTuple):
     """Result of a forward pass; `hidden` and `log_scale` are what the head reads.
 
     telemetry: per sublayer, arrays [S], if asked for. routing: what Mixture-of-Depths did, arrays [S, ...] (see
-    `nagjax.mod.routed`); None in a model without routing. Padding counts in neither. paths: per sublayer and token,
-    [S, B, T], if asked for: `ran`, and `turn`, the angle in radians by which the sublayer rotated the token's residual.
-    seen: what an intervention gathered, leaves [L, ...]. experts: what the experts' routers did, sums over the batch's
+    `nagjax.mod.routed`); None in a model without routing. Neither counts padding. paths: per sublayer and token, [S, B,
+    T], if asked for: `ran`, and `turn`, the angle in radians by which the sublayer rotated the token's residual. seen:
+    what an intervention gathered, leaves [L, ...]. experts: the notes of the experts' routers, sums over the batch's
     real tokens, [L, ...] (see `nagjax.layers.experts`); None in a model without experts.
     """
 
@@ -70,8 +70,8 @@ class Output(NamedTuple):
 
 
 class Sublayer(nnx.Module):
-    """A branch with the scheme's parameters before and after it, those of its Mixture-of-Depths router, and its
-    adapters."""
+    """A branch with the scheme's parameters before and after it, the parameters of its Mixture-of-Depths router, and
+    its adapters."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Sublayer(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention, then MLP. `index` (0-based, may be traced) only sets initial values."""
+    """Attention, then MLP. `index` (0-based, may be traced) only affects initial values."""
 
     def __init__(self, config: ModelConfig, mod: MoD, index: Int[Array, ""], rngs: nnx.Rngs):
         scheme, total = mod.scheme, config.sublayers_before
@@ -109,9 +109,9 @@ class Block(nnx.Module):
 
 
 class Layer(NamedTuple):
-    """One step of the scan over depth: a block, and the `entry` of what reads the stream after it; by sublayer the
-    1-based number (`index`: before pruning), that of the next reader (`following`; 0: the head) and the threshold of
-    routing; and the block's 0-based place in the model."""
+    """One step of the scan over depth: a block, and the `entry` of the reader after it; for each sublayer its 1-based
+    number (`index`: before pruning), that of the next reader (`following`; 0: the head) and its routing threshold
+    (`cuts`); and the block's 0-based place in the model."""
 
     block: Block
     entry: nnx.Module
@@ -122,7 +122,7 @@ class Layer(NamedTuple):
 
 
 class BlockCall(NamedTuple):
-    """The arguments of one block that an intervention gets: `model.sublayers(stream, *call)` runs the block."""
+    """The arguments of one block, as an intervention gets them: `model.sublayers(stream, *call)` runs the block."""
 
     layer: Layer
     ctx: ForwardContext
@@ -133,7 +133,7 @@ Intervention = Callable[["Transformer", Stream, BlockCall], tuple[Stream, Any]]
 
 
 class Observe(NamedTuple):
-    """What a forward pass returns besides its result."""
+    """What a forward pass measures besides its result."""
 
     telemetry: bool = False  # per sublayer
     paths: bool = False  # per sublayer and token
@@ -146,7 +146,7 @@ NOTHING = Observe()
 class Transformer(nnx.Module):
     """Transformer, a decoder or an encoder, with any residual scheme. Blocks are stacked, with parameters [L, ...], and
     run by scans: one for each stretch of depth in which the rates of Mixture-of-Depths repeat (one without it). scheme:
-    its name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a class (`nagjax.NAG`)."""
+    a name, a scheme with options (`nagjax.NAG.Scheme(directions=16)`) or a class (`nagjax.NAG`)."""
 
     def __init__(self, config: ModelConfig, scheme: str | Scheme | type[Scheme] | type[Residual], rngs: nnx.Rngs):
         scheme = as_scheme(scheme)
@@ -162,7 +162,7 @@ class Transformer(nnx.Module):
         make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs), transform_metadata=STACKED)
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
-        # A scheme that starts a gain from the embedding's size normalises the head: its gain starts as the head would.
+        # A scheme that starts a gain from it normalises the head's rows; the gain takes over their factor own.root.
         opening = math.sqrt(self.embedding.tables) * std / own.root
         self.ends = scheme.ends_for(scheme.ends(config.width, opening, rngs), config.sublayers_before)
         first = first if config.init_std is None else own.root * config.init_std
@@ -178,7 +178,7 @@ class Transformer(nnx.Module):
         return f"Transformer({self.scheme.title}, {size}; nnx.display browses them)"
 
     def layers(self, cuts: Float[Array, " S"] | None = None) -> Layer:
-        """The layers that the scans run over, stacked along depth."""
+        """The layers over which the scans run, stacked along depth."""
         shifted = following(self.blocks.attention.entry, self.entry)
         index = jnp.asarray(self.config.indices, jnp.int32)
         readers = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
@@ -187,7 +187,7 @@ class Transformer(nnx.Module):
         return Layer(self.blocks, shifted, *pairs, jnp.arange(self.config.depth, dtype=jnp.int32))
 
     def boundary(self, gate: nnx.Module | None, entry: nnx.Module, index, following, progress) -> Boundary:
-        """The boundary of this model at which an update is committed; `gate` None and `index` 0 open a stream."""
+        """This model's boundary at which an update is committed; `gate` None and `index` 0 open a stream."""
         places = jnp.asarray(index, jnp.int32), jnp.asarray(following, jnp.int32)
         return Boundary(gate, entry, *places, progress, self.config.sublayers_before)
 
@@ -199,7 +199,7 @@ class Transformer(nnx.Module):
         rates: tuple[float, float] = (0.0, 0.0),
         cache: Cache = None,
     ) -> tuple[Result, Result]:
-        """Runs one block: the results of its attention and of its MLP."""
+        """Runs one block. Returns the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
         dtypes = self.config.compute_dtype, self.config.stream_dtype
         own = lambda part, branch: narrowed(adapted(branch, part.lora, self.config.lora), *dtypes)  # noqa: E731
@@ -237,8 +237,8 @@ class Transformer(nnx.Module):
         cache: Cache = None,
         observe: Observe = NOTHING,
     ):
-        """Runs one block: the stream, the layer's new cache, and stacked notes on its two sublayers, telemetry,
-        routing, paths, and on its experts."""
+        """Runs one block. Returns the stream, the layer's new cache, and stacked notes: telemetry, routing and paths of
+        its sublayers, and those of its experts."""
         first, second = self.sublayers(stream, layer, ctx, rates, cache)
         real = ctx.where.segments > 0
         both = (self._notes(stream, first, observe, real), self._notes(first.stream, second, observe, real))
@@ -272,12 +272,12 @@ class Transformer(nnx.Module):
     ) -> Output:
         """Maps token ids [B, T], 0 to vocab - 1, to what the head reads. With rotary positions T is free.
 
-        `where` gives each token's document and position; by default each row is one document. `types`: of the tokens of
-        a model with `config.token_types` (BERT's sentences), by default 0. `progress` is the share of the training
-        done, step / steps in your loop. `cache` makes the pass incremental; an integer begins one, of so many tokens; a
-        pass that goes on with it needs `where`, as positions begin at 0 by default. `observed` adds telemetry per
-        sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or
-        change the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is
+        `where` gives each token's document and position; by default each row is one document. `types`: the tokens'
+        types in a model with `config.token_types` (BERT's sentences), by default 0. `progress` is the share of the
+        training done, step / steps in your loop. `cache` makes the pass incremental; an integer begins one, of so many
+        tokens; a pass that continues it needs `where`, as positions begin at 0 by default. `observed` adds telemetry
+        per sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure
+        or change the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is
         applied to activations [B, T, ...] between blocks, to shard them.
 
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
@@ -286,9 +286,9 @@ class Transformer(nnx.Module):
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (traced, of a wrong shape or dtype), or
         more than the learned positions or the cache; for types, or learned positions in `where`, that the model does
         not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends where its
-        slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; for no cuts, or too few,
-        where `causal` or adaptive capacity needs them; and for a cache of routed tokens without `causal`, or of a model
-        that is not causal.
+        slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; for missing or too few
+        cuts where `causal` or adaptive capacity needs them; and for a cache of routed tokens without `causal`, or of a
+        model that is not causal.
         """
         places = cache if isinstance(cache, int) else None
         tokens, where = checked(tokens, self.config, where, types, places)
@@ -324,10 +324,10 @@ class Transformer(nnx.Module):
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen, experts or None)
 
     def _scan(self, group: Group, stream, stacked: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
-        """Runs the blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...] (of experts 1 instead
-        of 2), and what an intervention gathered, [repeats, pattern, ...]."""
+        """Runs the blocks of one group. Returns the stream, the caches, notes [repeats, pattern, 2, ...] (of experts 1
+        instead of 2), and what an intervention gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
-        # One tree per place in the pattern: inputs that the body need not slice are not copied for the backward pass.
+        # One tree per place in the pattern: inputs that the body does not slice are not copied for the backward pass.
         places = [slice(group.start + i, group.stop, size) for i in range(size)]
         pattern = tuple(jax.tree.map(lambda x, place=place: x[place], stacked) for place in places)
 
@@ -361,22 +361,20 @@ class Transformer(nnx.Module):
         return hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype), log_scale
 
     def head_rows(self) -> Float[Array, "V D"] | Quantized:
-        """The unembedding table as the scheme's head uses it; a quantised one was made so before."""
+        """The unembedding table [V, D] as the scheme's head uses it; a quantised table is already in this form."""
         table = (self.embedding.tokens if self.head is None else self.head.tokens)[...]
         return table if isinstance(table, Quantized) else self.scheme.head_rows(table)
 
     def logits(self, output: Output, rows: Any = None) -> Float[Array, "B T V"]:
-        """Float32 logits. rows: `head_rows()`, where they are made already."""
+        """Float32 logits. rows: the result of `head_rows()`, if it is already computed."""
         rows = self.head_rows() if rows is None else rows
         logits = unembed(output.hidden, output.log_scale, rows, self.config.logit_softcap)
         return logits if self.transform is None else logits + self.transform.table_bias[...]
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:
-        """A cache for each group and block of its pattern: keys and values [repeats, B, K, tokens, Dh] in the
-        computation's dtype. If attention sees only selected tokens, it has room for as many as run in training; blocks
-        without attention have none.
-
-        Raises UserError for a model that is not causal."""
+        """A cache for each group and each block of its pattern: keys and values [repeats, B, K, tokens, Dh] in the
+        computation's dtype. If attention sees only selected tokens, there is room for as many as run in training;
+        blocks without attention have none. Raises UserError for a model that is not causal."""
         self.config.check_causal("a cache of keys and values")
         config, dtype = self.config, self.config.compute_dtype
 
@@ -393,7 +391,7 @@ class Transformer(nnx.Module):
 
 
 def _restart(config: ModelConfig, scheme: Scheme, *parts: nnx.Module) -> None:
-    """Initial values of the parts' matrices by `init_std`, if there is one."""
+    """Rescales the initial values of the parts' matrices to `init_std`, if it is set."""
     if config.init_std is not None:
         own, std = Parametrization.of(config, scheme), config.init_std
         for part in parts:

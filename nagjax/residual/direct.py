@@ -1,4 +1,4 @@
-"""What the schemes share whose stream is the residual alone: branches read it as it is."""
+"""The base of the schemes whose stream is the residual alone and whose branches read the residual as it is."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from nagjax.residual.protocol import Boundary, Scheme, split_lanes
 
 @dataclasses.dataclass(frozen=True)
 class Direct(Scheme):
-    """`x_l = h`, and the head reads h, unless a scheme says otherwise. A scheme that inherits from this defines
+    """`x_l = h`, and the head reads h, unless a scheme overrides this. A scheme that inherits from this class defines
     `advance`."""
 
     def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:

@@ -1,4 +1,4 @@
-"""A residual scheme as a Linen module: the nnx module of the same name over Linen's parameters."""
+"""Residual schemes as Linen modules: each one runs the nnx module of the same name on Linen's parameters."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,9 @@ from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_of
 
 @struct.dataclass
 class Box(Labelled):
-    """The box of a parameter whose user may never have heard of boxes: an axis that `nn.vmap` or `nn.scan` adds has no
-    name unless `metadata_params` gives one, and `nnx.bridge` needs no mesh. Flax's own boxes raise in both cases."""
+    """The metadata box around each parameter. Two things work without settings that Flax's own boxes require and
+    otherwise raise for: an axis that `nn.vmap` or `nn.scan` adds gets no name unless `metadata_params` gives one, and
+    `nnx.bridge` needs no mesh. So users need not know about boxes."""
 
     def add_axis(self, index: int, params: dict) -> nn.Partitioned:
         return super().add_axis(index, {nn.PARTITION_NAME: None} | params)
@@ -36,21 +37,22 @@ class Box(Labelled):
 
 
 class LinenResidual(nn.Module):
-    """A residual scheme for `sublayers` branches on rows of `width` features; see `nagjax.residual.module.Residual`."""
+    """A residual scheme for `sublayers` branches on rows of `width` features. Methods, shapes and errors are those of
+    `nagjax.residual.module.Residual`. `options`: the scheme's options by name."""
 
     Scheme: ClassVar[type[Scheme]]
 
     width: int
     sublayers: int
     embedding_std: float | None = None
-    options: Mapping[str, Any] = FrozenDict()  # of the scheme
+    options: Mapping[str, Any] = FrozenDict()
 
     def setup(self):
         self.graph, self.values = parameters(self, functools.partial(nnx_residual, self), ("gate", "entry", "ends"))
 
     @property
     def residual(self) -> Residual:
-        """The nnx module over this module's parameters. Raises UserError outside of init and apply."""
+        """The nnx module that uses this module's parameters. Raises UserError outside of init and apply."""
         if self.scope is None:
             raise UserError("module", type(self).__name__, "is not bound: call it in init or apply, as Linen's modules")
         return nnx.merge(self.graph, nn.unbox(dict(self.values)))
@@ -96,7 +98,7 @@ class LinenResidual(nn.Module):
 
 
 def nnx_residual(linen: LinenResidual, key: jax.Array) -> Residual:
-    """The nnx module with initial values of its own; from the fields alone, which need no bound module."""
+    """A new nnx module with its own initial values. It needs only the fields of `linen`, which may be unbound."""
     make: Any = module_of(linen.Scheme)
     std, rngs = linen.embedding_std, nnx.Rngs(params=key)
     return make(linen.width, linen.sublayers, rngs=rngs, embedding_std=std, **linen.options)
@@ -105,7 +107,8 @@ def nnx_residual(linen: LinenResidual, key: jax.Array) -> Residual:
 def parameters(
     module: nn.Module, make: Callable[[jax.Array], nnx.Module], parts: Sequence[str]
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """The structure of the nnx module, and its values at `parts` as parameters of the Linen module, in boxes."""
+    """Makes the nnx module's values at the paths `parts` boxed parameters of the Linen module. Returns the nnx module's
+    structure and these parameters."""
     abstract: Any = shapes_of(lambda: make(jax.random.key(0)))
     graph, state = nnx.split(abstract)
     scheme = getattr(abstract, "residual", abstract).scheme

@@ -1,4 +1,4 @@
-"""Residual schemes as Flax modules for branches of your own: `nagjax.NAG`, `nagjax.Review`, ..., one for each scheme.
+"""Residual schemes as Flax modules for your own branches: `nagjax.NAG`, `nagjax.Review`, ..., one for each scheme.
 
     class Mixer(nnx.Module):
         def __init__(self, rngs):
@@ -47,7 +47,7 @@ Branch = Callable[[Float[Array, "*lead D"]], Float[Array, "*lead D"]]
 
 class Slot(NamedTuple):
     """What `advance` needs for one sublayer: its `gate` parameters, the next reader's `entry` parameters, and the
-    numbers of both (1-based; 0 is the head). `Residual.slots` gives all of them with leaves [S, ...]."""
+    numbers of both (1-based; 0 is the head). `Residual.slots` returns all slots in one, with leaves [S, ...]."""
 
     gate: nnx.Module
     entry: nnx.Module
@@ -58,8 +58,8 @@ class Slot(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OpenStream:
-    """A stream between two sublayers: the scheme's arrays [B, T, ...], the share of the training done, and the leading
-    axes of x. A pytree: a scan may carry it."""
+    """A stream between two sublayers: the scheme's arrays [B, T, ...], the share of the training done (float32), and
+    the leading axes of x. It is a pytree, so a scan may carry it."""
 
     rows: Stream
     progress: Float[Array, ""]
@@ -70,7 +70,7 @@ class OpenStream:
 
 
 class Asked:
-    """What the user has asked a module for. All compare equal, so that it does not count when modules are compared."""
+    """Which methods the user has called. All instances compare equal, so that this makes no two modules differ."""
 
     start_factors = False
 
@@ -86,9 +86,9 @@ class Residual(nnx.Module):
 
     scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class.
 
-    width: D, features of x. sublayers: S, branches in all. rngs: `nnx.Rngs(seed)`; its stream `params` draws values.
-    embedding_std: standard deviation of the x that opens the stream, for the first gain of NAG's `logits` alone.
-    Raises UserError for any of these that is none, and for an option that the scheme has not.
+    width: D, features of x. sublayers: S, number of branches. rngs: `nnx.Rngs(seed)`; initial values are drawn from its
+    stream `params`. embedding_std: standard deviation of the x that opens the stream; it sets only the initial gain of
+    NAG's `logits`. Raises UserError for an invalid argument or an unknown option.
 
     Schemes that count blocks (LNS, DeepNorm, ...) take a pair of sublayers as a block, as in a Transformer.
 
@@ -130,16 +130,17 @@ class Residual(nnx.Module):
         observe: bool = False,
         remat: bool = False,
     ) -> Any:
-        """Runs x [*lead, D] through all sublayers and returns the result; with `observe` also telemetry, {name: [S]
-        float32} (see `nagjax.residual.protocol.telemetry`), without the rows that are all zeros before a sublayer.
+        """Runs x [*lead, D] through all sublayers and returns the result [*lead, D] in x's dtype. With `observe` it
+        also returns telemetry, {name: [S] float32} (see `nagjax.residual.protocol.telemetry`); each average omits the
+        rows that are all zeros before the sublayer.
 
         branches: a list of S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one
-        with parameters [S, ...], or a list of k < S modules with parameters [S / k, ...], which alternate. Other state
-        of a stacked module (dropout keys, statistics) is carried too. progress: share of the training done, 0 to 1.
+        with parameters [S, ...], or a list of k < S modules with parameters [S / k, ...], which alternate. A stacked
+        module's other state (dropout keys, statistics) is updated, too. progress: share of the training done, 0 to 1.
         Default 1, with a warning if the scheme behaves differently early in training. remat: recompute each scanned
         block in the backward pass.
 
-        The residual keeps the dtype of x, whatever that of the updates is.
+        The residual keeps the dtype of x, whatever the dtype of the updates.
 
         Raises UserError if x has another width or is not floating, if the branches are not S sublayers, for a progress
         outside of [0, 1], for `remat` with a list of S callables, and if a branch returns another shape than it reads,
@@ -157,7 +158,7 @@ class Residual(nnx.Module):
         return (hidden, facts) if observe else hidden
 
     def open(self, x: Float[Array, "*lead D"], progress: float | Float[Array, ""] | None = None) -> OpenStream:
-        """Starts the stream before the first sublayer, at this `progress` (see `__call__`)."""
+        """Starts the stream before the first sublayer at this `progress`. Arguments and errors: see `__call__`."""
         x = jnp.asarray(x)
         if x.ndim < 1 or x.shape[-1] != self.width:
             raise UserError("x", x.shape, f"the last axis must have {self.width} features, the residual's width")
@@ -172,31 +173,32 @@ class Residual(nnx.Module):
         return OpenStream(self.scheme.open(_folded(x, lead), at, self.ends), progress, lead)
 
     def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
-        """What the next sublayer reads, [*lead, D] in x's dtype. i is only checked to be one of 1 .. S: the stream
-        itself tells which is next."""
+        """What the next sublayer reads, [*lead, D] in x's dtype. The stream itself tells which sublayer is next; i is
+        only checked. Raises UserError for an i outside 1 .. S, unless it is traced."""
         checked(i, self.sublayers)
         return self.scheme.read(_opened(stream).rows).reshape(*stream.lead, self.width)
 
     def advance(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> OpenStream:
-        """The stream after sublayer i. In a scan of your own, pass a slice of `slots()` instead of i: otherwise each
-        step of the backward pass makes a gradient as large as all sublayers' parameters. Raises UserError for an i
-        outside 1 .. S, unless it is traced, and for an update of another shape than what is read, or not floating."""
+        """The stream after sublayer i. In your own scan, pass a slice of `slots()` instead of i: otherwise each step of
+        the backward pass makes a gradient as large as all sublayers' parameters. Raises UserError for an i outside 1 ..
+        S, unless it is traced, and for an update that is not floating or not of the shape that `read` returns."""
         return self._advanced(stream, update, i, observe=False)[0]
 
     def observe(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> tuple[OpenStream, dict[str, Float[Array, ""]]]:
-        """`advance`, and telemetry of the sublayer. Under jit, values that nobody uses are not computed."""
+        """`advance`, and the sublayer's telemetry, float32 scalars. Under jit, unused values are not computed."""
         return self._advanced(stream, update, i, observe=True)
 
     def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
-        """What a head reads after the last sublayer."""
+        """What a head reads after the last sublayer, [*lead, D] in x's dtype."""
         return self.scheme.close(_opened(stream).rows, self.ends)[0].reshape(*stream.lead, self.width)
 
     def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
-        """Float32 logits over the rows of a table, by the scheme's own head. NAG's head uses the residual's norm."""
+        """Float32 logits of the scheme's own head over the rows of a table. NAG's head uses the residual's norm. Raises
+        UserError for a table that is not [V, D]."""
         if np.ndim(table) != 2 or np.shape(table)[1] != self.width:
             raise UserError("table", np.shape(table), f"give a row of {self.width} features for each word")
         table = jnp.asarray(table)
@@ -204,19 +206,19 @@ class Residual(nnx.Module):
         return logits.reshape(*stream.lead, table.shape[0])
 
     def slots(self) -> Slot:
-        """All sublayers' slots, leaves [S, ...]: what a scan over sublayers runs over."""
+        """The slots of all sublayers, with leaves [S, ...]: the input of a scan over sublayers."""
         index = jnp.arange(1, self.sublayers + 1, dtype=jnp.int32)
         readers = jax.tree.map(lambda own: own[1:], self.entry)
-        gate = jax.tree.map(lambda own: own, self.gate)  # nnx.scan refuses variables that are the module's, too
+        gate = jax.tree.map(lambda own: own, self.gate)  # a copy: nnx.scan refuses variables that the module also holds
         return Slot(gate, readers, index, jnp.where(index < self.sublayers, index + 1, 0))
 
     def start_factors(self, i: int | Int[Array, ""]) -> Scales:
-        """Factors on the initial values of branch i (see `nagjax.start_factors`)."""
+        """Factors for the initial values of branch i (see `nagjax.start_factors`)."""
         self.asked.start_factors = True
         return start_factors(self.scheme, i, self.sublayers)
 
     def slot(self, i: int | Int[Array, ""]) -> Slot:
-        """Sublayer i's slot."""
+        """The slot of sublayer i. Raises UserError for an i outside 1 .. S, unless it is traced."""
         i = checked(i, self.sublayers)
         if isinstance(i, int):
             return jax.tree.map(lambda all: all[i - 1], self.slots())
@@ -235,7 +237,7 @@ class Residual(nnx.Module):
         after = run(self.scheme, stream.rows, folded, Boundary(*slot, stream.progress, self.sublayers))
         if not observe:
             return stream.replaced(after.stream), {}
-        some = jnp.any(self.scheme.lanes(stream.rows)[0] != 0, axis=-1)  # a step from a row of zeros has no ratio
+        some = jnp.any(self.scheme.lanes(stream.rows)[0] != 0, axis=-1)  # a step from a row of zeros has no ratio to it
         return stream.replaced(after.stream), telemetry(self.scheme, stream.rows, after.stream, after.gate, some)
 
     def _unrolled(
@@ -263,7 +265,7 @@ class Residual(nnx.Module):
 
         def body(stream, xs):
             slots, params, state = xs
-            old = values(state)  # before the merge: branches change these very variables
+            old = values(state)  # before the merge: branches change these variables in place
             own, facts = nnx.merge(graph, params, state), []
             for j, branch in enumerate(own):
                 stream, fact = self._step(stream, branch, jax.tree.map(lambda x, j=j: x[j], slots), observe)
@@ -281,18 +283,18 @@ class Residual(nnx.Module):
 def start_factors(
     scheme: "Residual | str | Scheme | type[Scheme]", i: int | Int[Array, ""], sublayers: int | None = None
 ) -> Scales:
-    """Factors on the initial values of your own branch at sublayer i, from the scheme's source (DeepNorm, Review,
-    GPT-2's in plain): `output` for the matrix that makes the update, `inner` for the map that the update is linear in
+    """Factors for the initial values of your own branch at sublayer i, from the scheme's source (DeepNorm, Review, for
+    `plain` GPT-2): `output` for the matrix that makes the update, `inner` for the map that the update is linear in
     (attention's values, the MLP's up projection).
 
         kernel_init = lambda *a: nagjax.start_factors(self.residual, i).output * lecun_normal()(*a)
 
-    scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, or the class of one or of its
-    module, and `sublayers`. i may be traced. Raises UserError for an i outside 1 .. S, unless it is traced, and for a
-    number of sublayers that is none or is not the module's.
+    scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, a scheme's class or a module's
+    class, together with `sublayers`. i may be traced. Raises UserError for an i outside 1 .. S, unless it is traced,
+    and for an invalid number of sublayers or one that differs from the module's.
     """
     own = getattr(scheme, "start_factors", None)
-    if own is None:  # MixtureOfDepths is around one that has them
+    if own is None:  # MixtureOfDepths wraps a module that has them
         own = getattr(getattr(scheme, "residual", None), "start_factors", None)
     if own is not None and not isinstance(scheme, type):
         if sublayers not in (None, own.__self__.sublayers):
@@ -305,11 +307,11 @@ def start_factors(
 
 
 def checked(i: int | Int[Array, ""], sublayers: int) -> int | Int[Array, ""]:
-    """A sublayer's number. Raises UserError for one outside 1 .. S, unless it is traced."""
+    """Returns i, the number of a sublayer. Raises UserError unless i is traced or an integer from 1 to S."""
     if isinstance(i, jax.core.Tracer):
         return i
     try:
-        number = operator.index(i)  # of an array too
+        number = operator.index(i)  # accepts an array, too
     except TypeError:
         raise UserError("i", i, "give a sublayer's number") from None
     if not 1 <= number <= sublayers:
@@ -318,12 +320,12 @@ def checked(i: int | Int[Array, ""], sublayers: int) -> int | Int[Array, ""]:
 
 
 def as_scheme(given: "str | Scheme | type[Scheme] | Residual | type[Residual]") -> Scheme:
-    """The scheme that is given by its name, its class, its module or itself. Raises UserError for anything else."""
+    """The scheme of a name, a scheme, a scheme's or module's class, or a module. Raises UserError for anything else."""
     if isinstance(given, str):
         return find_scheme(given)()
     if isinstance(given, Residual):
         return given.scheme
-    if isinstance(given, type) and (own := getattr(given, "Scheme", None)):  # a module's, of nnx or Linen
+    if isinstance(given, type) and (own := getattr(given, "Scheme", None)):  # the class of an nnx or Linen module
         return own()
     if isinstance(given, type) and issubclass(given, Scheme):
         return given()
@@ -333,13 +335,13 @@ def as_scheme(given: "str | Scheme | type[Scheme] | Residual | type[Residual]") 
 
 
 def modules() -> "dict[str, type[Residual]]":
-    """The module of every scheme, by the name of its class: NAG, Review, LNS, ..."""
+    """The nnx module of every scheme, by the name of its class: NAG, Review, LNS, ..."""
     return {scheme.__name__: module_of(scheme) for scheme in schemes().values()}
 
 
 @functools.cache
 def module_of(scheme: type[Scheme]) -> "type[Residual]":
-    """The module of a scheme: `Residual` that takes the scheme's options instead of the scheme."""
+    """The nnx module of a scheme: a `Residual` that takes the scheme's options instead of the scheme."""
 
     def __init__(
         self, width: int, sublayers: int, *, rngs: nnx.Rngs, embedding_std: float | None = None, **options: Any
@@ -364,7 +366,7 @@ def module_of(scheme: type[Scheme]) -> "type[Residual]":
 
 
 def say(text: str) -> None:
-    """A warning that points at the user's line."""
+    """Warns, pointing at the line of the user's code that called nagjax."""
     between = Path(__file__).parents[1], *(Path(str(module.__file__)).parent for module in (flax, jax))
     warnings.warn(text, stacklevel=2, skip_file_prefixes=tuple(map(str, between)))
 
@@ -382,7 +384,7 @@ def _opened(stream: OpenStream) -> OpenStream:
 
 
 def share_done(progress: Any) -> Float[Array, ""]:
-    """Float32. Raises UserError for what is no number from 0 to 1; of a traced one only the shape is known."""
+    """`progress` as float32. Raises UserError unless it is a number from 0 to 1; a traced value is not checked."""
     progress = progress[...] if isinstance(progress, nnx.Variable) else progress
     if np.shape(progress):
         raise UserError("progress", np.shape(progress), "give one number for all rows, step / steps")
@@ -394,5 +396,5 @@ def share_done(progress: Any) -> Float[Array, ""]:
 
 
 def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:
-    """x as [B, T, D]. The first axis stays, so a batch that is split over devices stays split."""
+    """x as [B, T, D]. The first axis stays, so that a batch that is split over devices stays split."""
     return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])

@@ -1,4 +1,4 @@
-"""What the schemes with n residual streams share: a branch reads one mix of them and writes to all of them."""
+"""The base of the schemes with n residual streams: a branch reads one mix of them and writes to all of them."""
 
 import dataclasses
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from nagjax.residual.schemes.plain import Plain
 
 
 class Streams(NamedTuple):
-    """The n residuals, and the normalised mix that the next reader reads."""
+    """The n residual streams, and the normalised mix for the next reader."""
 
     hidden: Float[Array, "B T N D"]
     normed: Float[Array, "B T D"]
@@ -31,13 +31,13 @@ class MultiStream(Plain):
     streams: Count = 4  # n, residual streams side by side
 
     def read_weights(self, hidden: Float[Array, "B T N D"], at: Boundary) -> Float[Array, "B T N"]:
-        """p of the next reader."""
+        """p of the next reader, float32."""
         raise NotImplementedError
 
     def write_weights(
         self, hidden: Float[Array, "B T N D"], at: Boundary
     ) -> tuple[Float[Array, "B T N N"], Float[Array, "B T N"]]:
-        """R and q of the committing sublayer."""
+        """R [from, to] and q of the sublayer that commits its update, float32."""
         raise NotImplementedError
 
     def ready(self, hidden: Float[Array, "B T N D"], at: Boundary) -> Streams:
@@ -63,8 +63,8 @@ class MultiStream(Plain):
 
 
 def mixed(weights: Float[Array, "B T N M"], hidden: Float[Array, "B T N D"]) -> Float[Array, "B T M D"]:
-    """`sum_i weights_im hidden_i`, float32. A sum instead of a matrix product: each token has its own small matrix
-    (4 x 4), and a sum fuses with its neighbours."""
+    """`sum_i weights_im hidden_i`, float32. It is a sum instead of a matrix product because each token has its own
+    small matrix (4 x 4), and the compiler fuses a sum with its neighbours."""
     return jnp.sum(weights[..., None] * hidden.astype(jnp.float32)[..., None, :], axis=-3)
 
 

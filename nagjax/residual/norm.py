@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, for schemes that normalise at places of their own."""
+"""RMSNorm and LayerNorm, for schemes that normalise outside of the pre-norm base class."""
 
 import jax
 import jax.numpy as jnp

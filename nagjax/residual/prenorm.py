@@ -1,4 +1,4 @@
-"""What the pre-norm schemes share: an ordinary residual that branches read through an RMSNorm with a gain."""
+"""The base of the pre-norm schemes: an ordinary residual that branches read through an RMSNorm with a gain."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -29,7 +29,8 @@ class Gain(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class PreNorm(Scheme):
-    """`x_l = scale_l * gain_l * h / rms(h)`; `h <- h + f_l(x_l)`; the head reads the last norm, unscaled.
+    """`x_l = scale_l * gain_l * h / rms(h)`; `h <- h + f_l(x_l)`. The head reads the residual through a last norm,
+    without a scale.
 
     `rms(h) = sqrt(mean(h^2) + epsilon)`.
     """
@@ -40,7 +41,7 @@ class PreNorm(Scheme):
         return Gain(width)
 
     def read_scale(self, reader: Int[Array, ""]) -> Float[Array, ""]:
-        """Factor on the norm's output for the sublayer of this index (0: the head)."""
+        """Factor on the norm's output for this reader: a sublayer's 1-based number, or 0 for the head."""
         return jnp.float32(1.0)
 
     def open(self, embedding, at: Boundary, ends) -> PreNormStream:

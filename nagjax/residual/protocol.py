@@ -9,13 +9,14 @@ are its options) that must define five methods:
     close(stream, ends)         -> hidden, log_scale    what the head reads, and the log of a factor on its logits
     lanes(stream)               -> direction, log_rms    the residual as telemetry measures it
 
-All else has a default: parameters (none), initial values (ordinary ones), Mixture-of-Depths, constraints on parameters.
-The class attributes `turns` and `rebuilds` declare what only some schemes can do.
+All other methods have defaults: no parameters, ordinary initial values, Mixture-of-Depths, no constraints on
+parameters. The class attributes `turns` and `rebuilds` declare what only some schemes can do.
 
-A *sublayer* is one branch and what commits its update: in our Transformer one attention or one MLP. Sublayers count
-from 1. A *reader* is what reads the stream next: a sublayer or the head. Parameters come in three groups: `entry`
-normalises a reader's input, `gate` commits a sublayer's update, and `ends` is one set per model. `advance` gets the
-entry of the *next* reader, so that it commits an update and normalises for the next read in one pass over memory.
+A *sublayer* is one branch together with the step that commits its update: in our Transformer an attention or an MLP.
+Sublayers count from 1. A *reader* is whatever reads the stream next: a sublayer or the head. Parameters come in three
+groups: `entry` normalises a reader's input, `gate` commits a sublayer's update, and `ends` is one set per model.
+`advance` gets the entry of the *next* reader, so that it commits an update and normalises for the next read in one pass
+over memory.
 """
 
 import abc
@@ -44,11 +45,11 @@ class SublayerIndex(NamedTuple):
     """Where a sublayer stands in depth, for initial values that depend on it."""
 
     index: Int[Array, ""] | int  # 1-based; traced while the blocks are initialised
-    sublayers: int  # in all
+    sublayers: int  # number of sublayers of the model
 
     @property
     def block(self) -> Int[Array, ""] | int:
-        """1-based."""
+        """The sublayer's block, 1-based."""
         return (self.index + 1) // 2
 
     @property
@@ -57,32 +58,35 @@ class SublayerIndex(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """Where in depth (and in training) an update is committed. `open` gets one too, with `gate` None and `index` 0."""
+    """The place in depth (and in training) at which an update is committed. `open` gets a boundary, too, with `gate`
+    None and `index` 0."""
 
     gate: Any  # parameters of the sublayer whose update is committed, as the scheme's `gate` makes them
     entry: Any  # parameters of the next reader, as `entry` makes them
     index: Int[Array, ""]  # the sublayer whose update is committed, 1-based
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
-    sublayers: Int[Array, ""] | int  # in all; for a pruned model the number before pruning
-    projected: Float[Array, "B T C"] | None = None  # the matmul of `projection`, if the branch did it
+    sublayers: Int[Array, ""] | int  # number of sublayers; for a pruned model the number before pruning
+    projected: Float[Array, "B T C"] | None = None  # the product of `projection`, if the branch computed it
 
     @property
     def blocks(self) -> Int[Array, ""] | int:
-        """Pairs of sublayers; the last block may have only one."""
+        """The number of pairs of sublayers; the last block may have only one sublayer."""
         return (self.sublayers + 1) // 2
 
     @property
     def ends_block(self) -> Bool[Array, ""]:
-        """Whether the sublayer is its block's last."""
+        """Whether the sublayer is the last of its block."""
         return (self.index % 2 == 0) | (self.following == 0)
 
 
 class Bridge(NamedTuple):
-    """Whose parameters stand around removed blocks: 0-based numbers of blocks among those there were.
+    """Which parameters a pruned model takes over at each place. Blocks are named by their 0-based numbers before the
+    removal.
 
-    gates: of each block that stays, the block whose second gate it has. entries: of each reader, the blocks that stay
-    and the head, the block whose first entry it has; the head's own has the number of the blocks there were.
+    gates: for each block that stays, the block whose second gate it takes. entries: for each reader (the blocks that
+    stay, then the head), the block whose first entry it takes; the number of blocks before the removal stands for the
+    head's own entry.
     """
 
     gates: list[int]
@@ -91,16 +95,16 @@ class Bridge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scheme(abc.ABC):
-    """Base of all schemes: first the five methods that a subclass must define, then those that it may define."""
+    """Base of all schemes. A subclass must define the five methods that come first, and may define the others."""
 
     name: ClassVar[str] = ""  # the file's name
     title: ClassVar[str] = ""  # its name in tables and plots
-    learning_rate: ClassVar[float] = 8e-3  # AdamW's default at 24 blocks x 64, the best tried (experiments/LOG.md)
+    learning_rate: ClassVar[float] = 8e-3  # AdamW's default, the best tried at 24 blocks x 64 (experiments/LOG.md)
     gate_rate: ClassVar[float] = 1.0  # learning rate of the parameters of role "gate", relative to the matrices'
     router: ClassVar[str] = "linear"  # default router of Mixture-of-Depths
-    scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by scaling it
-    turns: ClassVar[bool] = False  # the rotation angle of an update is known before its branch runs: `turn`
-    rebuilds: ClassVar[bool] = True  # the residual alone tells the whole stream: `rebuild`
+    scale_free: ClassVar[bool] = False  # only an update's direction matters: a router that scales it cannot learn
+    turns: ClassVar[bool] = False  # `turn` is defined: an update's rotation angle is known before its branch runs
+    rebuilds: ClassVar[bool] = True  # `rebuild` is valid: the residual alone determines the whole stream
 
     def __post_init__(self):
         check_fields(self, "scheme.")
@@ -109,54 +113,55 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def open(self, embedding: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        """The stream before the first sublayer."""
+        """The stream before the first sublayer. The embedding has the dtype of the residual."""
 
     @abc.abstractmethod
     def read(self, stream: Stream) -> Float[Array, "B T D"]:
-        """What the next branch reads."""
+        """What the next branch reads, in the dtype of the residual."""
 
     @abc.abstractmethod
     def advance(
         self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
     ) -> tuple[Stream, Float[Array, "#B #T #D"]]:
-        """The stream after a sublayer, ready for the next reader, and the gate that scaled the update (ones without a
-        gate)."""
+        """The stream after a sublayer, ready for the next reader, and the gate that scaled the update (ones for a
+        scheme without a gate). The stream must keep its structure, shapes and dtypes."""
 
     @abc.abstractmethod
     def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
-        """What the head reads, and the logarithm of the factor on its logits."""
+        """What the head reads, and the logarithm of the factor on its logits, float32."""
 
     @abc.abstractmethod
     def lanes(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
-        """The residual as direction (unit RMS, float32) and log RMS: what telemetry measures."""
+        """The residual's direction (unit RMS) and log RMS, both float32. Telemetry measures these."""
 
     # Parameters.
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Parameters that normalise a reader's input."""
+        """The parameters that normalise a reader's input."""
         return Nothing()
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
-        """Parameters that commit a sublayer's update."""
+        """The parameters that commit a sublayer's update."""
         return Nothing()
 
     def projection(self, stream: Stream, at: Boundary) -> tuple[Float[Array, "B T D"], Float[Array, "D C"]] | None:
-        """Two factors of a matmul that `advance` needs. If the first is the very array that `read` returns, a branch
-        may do it along with its own: the boundary that `advance` gets then has the result, as `projected`, in the
-        dtype of that array. Otherwise `projected` is None, and `advance` multiplies them itself."""
+        """The two factors of a matmul that `advance` needs. If the first factor is the array that `read` returns, a
+        branch may compute this product along with its own matmul: `advance` then finds the result in the boundary's
+        `projected`, in the dtype of that array. Otherwise `projected` is None, and `advance` computes the product
+        itself."""
         return None
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
-        """Parameters that the whole stream has once."""
+        """The parameters that a model has once."""
         return Nothing()
 
     def ends_for(self, ends: nnx.Module, sublayers: int) -> nnx.Module:
-        """What `ends` made, where its start depends on the number of sublayers."""
+        """The result of `ends`, adjusted if its initial values depend on the number of sublayers."""
         return ends
 
     def constrain(self, value: Float[Array, "..."], axes: tuple[str | None, ...], role: str) -> Float[Array, "..."]:
         """Projects a parameter onto the values it may have, at initialisation and after every optimizer step. `axes`
-        names its last axes; `role` is its group in the optimizer."""
+        names the parameter's last axes; `role` is its group in the optimizer."""
         return value
 
     @property
@@ -176,12 +181,12 @@ class Scheme(abc.ABC):
         return 1.0
 
     def depth_ratio(self, depth: int) -> tuple[float, float] | None:
-        """n and a of a scheme that weights every update by n^-a, n being the depth relative to its base (CompleteP).
-        None: depth is governed in another way."""
+        """For a scheme that weights every update by n^-a (CompleteP): n, the depth (in blocks) relative to the scheme's
+        base depth, and the exponent a. None: the scheme has another rule for depth."""
         return None
 
     def embedding_std(self, width: int) -> float:
-        """Standard deviation of the initial embedding, when no head shares the table.
+        """Standard deviation of the initial embedding if it is not the head's table, too.
 
         The default is the scale of a normalised residual. With 1/sqrt(D), the first updates of an unscaled pre-norm
         model are several times as large as the embedding and drown it (experiments/LOG.md).
@@ -189,11 +194,12 @@ class Scheme(abc.ABC):
         return 1.0
 
     def default_rate(self, width: int, depth: int) -> float:
-        """Peak learning rate for a model of this size: the scheme's at 24 blocks x 64, times 64/width."""
+        """Peak learning rate for a model of this size: `learning_rate` (chosen at 24 blocks x 64), times 64/width.
+        depth: number of blocks."""
         return self.learning_rate * 64 / width
 
     def trained(self) -> "Scheme":
-        """The scheme for further training: without what this one does only early in training."""
+        """The scheme for further training: it omits what this scheme does only early in training."""
         return self
 
     def head_rows(self, table: Float[Array, "V D"]) -> Float[Array, "V D"]:
@@ -203,32 +209,35 @@ class Scheme(abc.ABC):
     # Mixture-of-Depths.
 
     def skip(self, stream: Stream, at: Boundary) -> Stream:
-        """The stream after a sublayer that did not run. The residual does not change; a stream that carries a
-        normalised input prepares it for the next reader."""
+        """The stream after a sublayer that did not run. The residual does not change; if the stream carries a
+        normalised input, `skip` prepares it for the next reader."""
         return stream
 
     def advance_rows(
         self, stream: Stream, rows: Stream, update: Float[Array, "B k D"], at: Boundary, indices: Int[Array, "B k"]
     ) -> tuple[Stream, Float[Array, "#B #k #D"]]:
-        """`advance` for the tokens at the indices, whose part of the stream is `rows`; `skip` for all others."""
+        """`advance` for the tokens at the indices and `skip` for all others. `rows` is the part of the stream at the
+        indices."""
         after, gate = self.advance(rows, update, at)
         return put(self.skip(stream, at), after, indices), gate
 
     def turn(self, stream: Stream, at: Boundary) -> Float[Array, "B T"]:
-        """tan of the angle by which the sublayer will rotate each token. Only for schemes that declare `turns`."""
+        """Tangent of the angle by which the sublayer will rotate each token, float32. Raises UserError unless the
+        scheme declares `turns`."""
         raise UserError("scheme", self.name, "has no rotation angle that is known before a branch runs: use nag")
 
     # Measuring depth, and changing it.
 
     def rebuild(self, residual: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        """The stream that has this residual, ready for the reader of `at`: the inverse of `lanes`. Only for schemes
-        that declare `rebuilds`: others have more in their stream, such as its history, which is lost."""
+        """The inverse of `lanes`: the stream that has this residual, ready for the reader of `at`. Valid only for
+        schemes that declare `rebuilds`: the stream of the others has more, such as its history, which cannot be
+        recovered."""
         return self.open(residual, at, ends)
 
     def bridge(self, stays: Sequence[int], places: Sequence[int], blocks: int) -> Bridge:
-        """How a model without some blocks becomes the one in which all tokens `skip` them. By default every block keeps
-        its own parameters. stays: the blocks that stay, ascending; places: of all blocks, among so many `blocks` before
-        any pruning."""
+        """Which parameters make a model without some blocks equal to the full model in which all tokens `skip` these
+        blocks. By default every block keeps its own parameters. stays: the blocks that stay, ascending. places: for
+        every block, its 0-based place among the `blocks` that the model had before any pruning."""
         return Bridge(list(stays), [*stays, len(places)])
 
 
@@ -240,13 +249,13 @@ def split_lanes(residual: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"],
 
 
 def _root(square: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Square root, whose gradient at 0 is 0: there a sublayer has done nothing."""
+    """Square root with gradient 0 at 0, where the sublayer has done nothing."""
     still = square == 0
     return jnp.where(still, 0.0, jnp.sqrt(jnp.where(still, 1.0, square)))
 
 
 def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """Angle in radians between two unit-RMS directions; exact for small angles, unlike arccos of the cosine."""
+    """Angle in radians between two unit-RMS directions. Unlike arccos of the cosine, it is exact for small angles."""
     half_chord = 0.5 * _root(jnp.mean((after - before) ** 2, axis=-1))
     return 2.0 * jnp.arcsin(jnp.clip(half_chord, 0.0, 1.0))
 
@@ -254,15 +263,15 @@ def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> F
 def telemetry(
     scheme: Scheme, before: Stream, after: Stream, gate: Array, real: Bool[Array, "B T"] | None = None
 ) -> dict[str, Float[Array, ""]]:
-    """Telemetry of one sublayer, float32 scalars averaged over the `real` tokens (default: all).
+    """Telemetry of one sublayer, float32 scalars, each an average over the `real` tokens (default: all).
 
-    turn: angle between the residual before and after, radians. ratio: norm of the step over the norm of the residual
-    before it (NAG's |t|). growth: change of the residual's log RMS. log_norm: log RMS after the sublayer. gate: mean
-    gate. closed: share of tokens whose mean gate is below 0.05.
+    turn: angle between the residual before and after the sublayer, radians. ratio: norm of the step over the norm of
+    the residual before it (NAG's |t|). growth: change of the residual's log RMS. log_norm: log RMS after the sublayer.
+    gate: mean gate. closed: share of tokens whose mean gate is below 0.05.
     """
     (d0, s0), (d1, s1) = scheme.lanes(before), scheme.lanes(after)
     real = jnp.ones(s0.shape, bool) if real is None else real
-    growth = jnp.where(real, s1 - s0, 0.0)  # of a row of zeros it may be so large that its exponential overflows
+    growth = jnp.where(real, s1 - s0, 0.0)  # after a row of zeros it may be so large that exp overflows
     step = jnp.exp(growth)[..., None] * d1 - d0
     gate = mean_gate(gate, d0)
     by_token = {
@@ -284,5 +293,5 @@ def mean_gate(gate: Float[Array, "#B #T #D"] | Float[Array, ""], x: Float[Array,
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
-    """A float32 parameter of the optimizer's gate group: no weight decay, and the scheme's `gate_rate`."""
+    """A float32 parameter of role "gate": it has no weight decay by default, and learns at the scheme's `gate_rate`."""
     return parameter(jnp.asarray(value, jnp.float32), axes, "gate")

@@ -1,4 +1,4 @@
-"""The result of a matmul that is known already, with the gradient that it has for some of its rows."""
+"""A matmul whose result is already known, with its gradient."""
 
 import jax
 from jaxtyping import Array, Float
@@ -8,7 +8,8 @@ from jaxtyping import Array, Float
 def recalled(
     rows: Float[Array, "B k D"], weight: Float[Array, "D C"], product: Float[Array, "B k C"]
 ) -> Float[Array, "B k C"]:
-    """`rows @ weight`, whose value is `product`: it is not computed again, and differentiated as if it were."""
+    """`rows @ weight`, given its value `product`. The value is not computed again; the gradient is that of the
+    matmul."""
     return product
 
 

@@ -1,5 +1,5 @@
-"""Which residual schemes there are: one for each file in `schemes/`, those that installed packages bring as entry
-points of the group `nagjax.schemes`, and those registered from outside."""
+"""The registry of residual schemes: one for each file in `schemes/`, those that installed packages declare as entry
+points of the group `nagjax.schemes`, and those that users register."""
 
 import dataclasses
 import inspect
@@ -14,27 +14,28 @@ from nagjax.residual import schemes as _files
 from nagjax.residual.protocol import Scheme
 
 _registered: dict[str, type[Scheme]] = {}
-_asked: set[str] = set()  # groups of entry points that were asked for: once in a process
+_asked: set[str] = set()  # groups of entry points that are already loaded: each once in a process
 
 
 @cache
 def own_schemes() -> dict[str, type[Scheme]]:
-    """The package's own by name: one for each file in `schemes/`, whose `name` is the file's."""
+    """nagjax's own schemes by name: one for each file in `schemes/`, whose `name` is the name of its file."""
     return classes_by_file(_files, Scheme)
 
 
 def schemes() -> dict[str, type[Scheme]]:
-    """Every scheme by name: `own_schemes`, those that installed packages bring, and the registered ones. Warns of a
-    package whose scheme cannot be had."""
+    """Every scheme by name: `own_schemes`, those of installed packages, and the registered ones. Warns once of each
+    installed scheme that cannot be loaded."""
     if SCHEME_GROUP not in _asked:
-        _asked.add(SCHEME_GROUP)  # first: a package may ask for the schemes as it is imported
+        _asked.add(SCHEME_GROUP)  # before loading: a package may ask for the schemes while it is imported
         for name, point in installed(SCHEME_GROUP).items():
             _bring(name, point.load)
     return dict(sorted((own_schemes() | _registered).items()))
 
 
 def _bring(name: str, load: Callable[[], Any]) -> None:
-    """Registers what an entry point names. A package that is broken leaves the others."""
+    """Registers the scheme that an entry point names. If this fails, it warns instead of raising, so that the other
+    schemes stay available."""
     try:
         scheme = _whole(load())
         if scheme.name != name:
@@ -46,11 +47,14 @@ def _bring(name: str, load: Callable[[], Any]) -> None:
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
-    """Class decorator that makes a scheme from outside this package known by its `name`. A class that is
-    registered again replaces the earlier one; if it has another `name` by then, the old name goes, with a warning. Its
-    title is its name unless it has one. Raises UserError for a class without a name, one that is no scheme, lacks a
-    method or has options and is no dataclass, for a class or a name of a scheme in `schemes/`, and for the class name
-    of another registered scheme: modules are known by it."""
+    """Class decorator that makes a scheme from outside this package known by its `name`. A class that is registered
+    again replaces the earlier one; if its `name` has changed, the old name is removed, with a warning. A class that
+    defines no title of its own gets its name as title.
+
+    Raises UserError for a class that is no scheme, has no name, lacks a method, or has options and is no dataclass; for
+    a name or class name that a scheme in `schemes/` has; and for the class name of another registered scheme, since
+    modules are known by it.
+    """
     if not _whole(scheme).name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
     for own in own_schemes().values():
@@ -64,13 +68,13 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
             _renamed(other, scheme)
             del _registered[other.name]
     if "title" not in vars(scheme):
-        scheme.title = scheme.name  # the title that it inherits is another scheme's
+        scheme.title = scheme.name  # an inherited title is another scheme's
     _registered[scheme.name] = scheme
     return scheme
 
 
 def _whole(scheme: Any) -> type[Scheme]:
-    """A class that can be a scheme. Raises UserError for any other."""
+    """Returns the class if it is a complete scheme. Raises UserError otherwise."""
     if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
         named = getattr(scheme, "__name__", type(scheme).__name__)
         raise UserError("scheme", named, "give a subclass of nagjax.residual.Scheme")
@@ -85,8 +89,8 @@ def _whole(scheme: Any) -> type[Scheme]:
 
 
 def _renamed(old: type[Scheme], new: type[Scheme]) -> None:
-    """Warns of a class, such as a notebook's cell defines, that was defined again under another `name`. Raises
-    UserError where these are two classes; those that a function makes always are."""
+    """Warns that a class was defined again under another `name`, as happens in a notebook's cell. Raises UserError if
+    `old` and `new` are two different classes, which classes defined inside a function always count as."""
     same = (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
     if not same or "<locals>" in new.__qualname__:
         fix = f"is the class of the registered scheme {old.name!r}, too: name one of the two classes otherwise"
@@ -95,5 +99,5 @@ def _renamed(old: type[Scheme], new: type[Scheme]) -> None:
 
 
 def find_scheme(name: str) -> type[Scheme]:
-    """The scheme class of this name. Raises UserError with the nearest names if there is none."""
+    """The scheme class of this name. Raises UserError, which names the nearest schemes, if there is none."""
     return pick("scheme", name, schemes(), "schemes")

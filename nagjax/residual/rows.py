@@ -1,4 +1,4 @@
-"""Takes and puts back tokens of a stream by index, for Mixture-of-Depths."""
+"""Gathers tokens of a stream by index and puts them back, for Mixture-of-Depths."""
 
 import math
 from typing import Any
@@ -11,7 +11,8 @@ from pallas_kernels import put_rows, take_rows
 
 
 def take(tree: Any, indices: Int[Array, "B k"]) -> Any:
-    """The rows of every leaf `[B, T, ...]` at the indices: `[B, k, ...]`. Indices are unique within a sequence."""
+    """The rows of every leaf [B, T, ...] at the indices, [B, k, ...]. Indices must be in range and unique within a
+    sequence."""
 
     def leaf(x):
         if x.ndim == 2:
@@ -23,7 +24,7 @@ def take(tree: Any, indices: Int[Array, "B k"]) -> Any:
 
 
 def put(tree: Any, rows: Any, indices: Int[Array, "B k"]) -> Any:
-    """Every leaf with its rows at the indices replaced."""
+    """Every leaf [B, T, ...] of `tree`, with the rows at the indices replaced by those of `rows`, [B, k, ...]."""
 
     def leaf(x, new):
         if x.ndim == 2:

@@ -1,4 +1,4 @@
-"""A sublayer that runs on all tokens: read, branch, advance. Routing wraps it (`nagjax.mod.routed`)."""
+"""Runs one sublayer on all tokens: read, branch, advance. `nagjax.mod.routed` runs a sublayer on some of the tokens."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 class Result(NamedTuple):
     """What a sublayer returns. `gate` and `ran` are per token. `notes` [B, ...], float32, says per sequence what
-    routing did (see `nagjax.mod.routed`; empty without routing). `cache` and `experts`, its notes, are the branch's."""
+    routing did (see `nagjax.mod.routed`; empty without routing). `cache` and `experts` are the branch's own cache and
+    notes."""
 
     stream: Stream
     cache: Any
@@ -33,10 +34,11 @@ def run(
     at: Boundary,
     pin: Callable[[Array], Array] = lambda x: x,
 ) -> Result:
-    """Runs one sublayer. Tokens for which the branch ran nothing skip it.
+    """Runs one sublayer. Tokens for which the branch ran nothing skip it. `pin` fixes the sharding of the update.
+    Raises UserError if the scheme's `advance` returns anything but a matching stream and a gate.
 
-    The sharding of updates is pinned. Otherwise XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output
-    split over `tensor` and then combines it wrongly with a gate, without an error.
+    Without `pin`, XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output split over `tensor` and then
+    combines it wrongly with a gate, without an error.
     """
     x = scheme.read(stream)
     projection = scheme.projection(stream, at)
@@ -54,7 +56,8 @@ def run(
 
 
 def _checked(scheme: Scheme, stream: Stream, x: Float[Array, "B T D"], result: Any) -> tuple[Stream, Array]:
-    """What `advance` returned. Raises UserError where it is no stream like the one before it and a gate."""
+    """Returns the result of `advance`. Raises UserError unless it is a pair of a stream like the one before it and a
+    gate."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
         raise _returned(scheme, type(result).__name__, "a pair: the stream and the gate")
     after, gate = result
@@ -77,12 +80,13 @@ def _returned(scheme: Scheme, value: Any, what: str) -> UserError:
 
 
 def kept(ran: Bool[Array, "B T"]) -> Callable[[Array, Array], Array]:
-    """The first of two leaves for the tokens that ran, the second for the others."""
+    """A function of two leaves that takes the first for the tokens that ran and the second for the others."""
     return lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)
 
 
 def following(entries: nnx.Module, last: nnx.Module) -> nnx.Module:
-    """The `entry` of the reader after each block, stacked [L, ...]: the next block's, and the head's for the last."""
+    """The `entry` of the reader after each block, stacked [L, ...]: the next block's, and the head's after the last
+    block."""
     leaves = zip(jax.tree.leaves(entries), jax.tree.leaves(last), strict=True)
     shifted = [jnp.concatenate([own[1:], end[None]]) for own, end in leaves]
     return jax.tree.unflatten(jax.tree.structure(entries), shifted)

@@ -16,7 +16,7 @@ from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
 from pallas_kernels.aot.targets import TARGETS, Target, missing
 from pallas_kernels.ops import all_ops
 
-SLOWEST = 5  # programs that are told
+SLOWEST = 5  # programs that are listed
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,5 @@
-"""Pallas-Triton kernels for an AMD GPU: no wheel has XLA's compiler for it, but Triton's takes the same programs."""
+"""Compiles Pallas-Triton kernels for an AMD GPU. No wheel has XLA's compiler for it, but Triton's takes the same
+programs."""
 
 import re
 import tempfile
@@ -19,8 +20,8 @@ LANES = 64
 
 
 def compile_for_amd(case: Case, target: Target) -> dict:
-    """Registers and spilled registers of a thread over all kernels of a case, the number of its kernels, and under
-    "problems" what is wrong."""
+    """The largest numbers of registers and of spilled registers per thread over all kernels of a case, the number of
+    its kernels, and under "problems" what is wrong."""
     with use_abstract_mesh(abstract_mesh(target)), tracing_for("rocm"):
         fn, args = program(case)
         lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=("rocm",))
@@ -50,7 +51,7 @@ def _programs(module: ir.Module) -> Iterator[tuple[str, int]]:
 
 
 def _kernel(text: str, warps: int, architecture: str) -> tuple[int, int]:
-    """Registers and spilled registers of a thread. Raises what Triton's compiler raises."""
+    """Registers and spilled registers per thread. Raises what Triton's compiler raises."""
     import triton
     from triton.backends.compiler import GPUTarget
 

@@ -1,4 +1,4 @@
-"""What is compiled, and what must be true of the result."""
+"""The programs that are compiled, and the checks of their results."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from pallas_kernels.shapes import sample
 # lanes, and fewer rows than a block.
 TABLE = ((16384, 2048, "bfloat16"), (16384, 8192, "bfloat16"))
 EDGES = ((1024, 1000, "float32"), (7, 5461, "bfloat16"))
-# Further widths at which the GPU compiler's facts are compared, and where: on the chip that JAX has both backends for.
+# Further widths at which the GPU compiler's facts are compared, and the chip: the one with both backends of JAX.
 FACTS, FACTS_OF = tuple((16384, width, "bfloat16") for width in (640, 1024, 4096)), "h200"
 COMPARED = ("pallas_triton", "mosaic_gpu")
 
@@ -33,7 +33,7 @@ KERNEL_CALL |= {"mosaic_gpu": "mosaic_gpu", "composed": KERNEL_CALL["pallas_trit
 KERNELS = set(KERNEL_CALL.values())
 # Several passes by design, so no byte count is checked.
 COMPOSED = {("nag_update_modulated", "mosaic_gpu"), ("nag_update_modulated", "composed")}
-# Rows by index, which XLA moves.
+# Ops on rows by index, which XLA moves without a kernel.
 WITHOUT_KERNEL = {("take_rows", "mosaic_gpu"), ("put_rows", "mosaic_gpu")}
 
 # Implementations in which XLA reads the direction again outside the kernel, for the weight gradient.
@@ -65,7 +65,8 @@ class Case:
 
 
 def cases(target: Target) -> list[Case]:
-    """All cases of one target: each op in each implementation of the platform, and a training step with it."""
+    """All cases of one target: each op in each implementation of the platform, and a training step for each
+    implementation."""
     listed = []
     with use_abstract_mesh(abstract_mesh(target)):
         for name, op in all_ops().items():
@@ -91,14 +92,15 @@ def cases(target: Target) -> list[Case]:
 
 
 def quickest(listed: Iterable[Case]) -> list[Case]:
-    """One shape of the table and one edge, and the steps of what a platform chooses itself: a third of the time."""
+    """A third of the cases: one shape of the table and one edge, and the steps in which the platform chooses the
+    implementation."""
     shapes = (TABLE[0], EDGES[0])
     return [c for c in listed if (c.rows, c.width, c.dtype) in shapes or (c.verb, c.implementation) == ("step", "best")]
 
 
 def program(case: Case) -> tuple[Callable, tuple[Like, ...]]:
-    """The function of a case and its abstract arguments. No output is an input or comes twice: a compiler
-    would copy it, and the copy would be counted as traffic of the op."""
+    """The function of a case and its abstract arguments. No output is an input or occurs twice: a compiler would copy
+    it, and the copy would count as traffic of the op."""
     op = all_ops()[case.op]
     inputs, constants, _ = sample(case.op, case.rows, case.width, case.dtype)
     way = op.implementations.get(case.implementation)
@@ -132,7 +134,7 @@ def _lean(fn: Callable, *args) -> tuple[Callable, tuple[Like, ...]]:
 
 
 def estimated_bytes(fn: Callable, args: Iterable[Like]) -> int | None:
-    """The sum of the `CostEstimate` bytes of all Pallas kernels in a function, or None if there are none."""
+    """The sum of the `CostEstimate` bytes of all Pallas kernels in a function; None if there are none."""
     calls = [e for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive.name == "pallas_call"]
     return sum(e.params["cost_estimate"].bytes_accessed for e in calls) if calls else None
 
@@ -161,8 +163,8 @@ def _beside(case: Case) -> int:
 
 
 def measure(case: Case, text: str, estimate: int | None, best: str | None = None) -> dict:
-    """Figures of a compiled program, and under "problems" every check that failed. `best`: the implementation that has
-    been left to the platform."""
+    """Figures of a compiled program, and under "problems" every check that failed. `best`: the implementation that the
+    platform must choose for a case whose implementation is "best"."""
     found = {"custom_calls": traffic.custom_calls(text), "collectives": traffic.collectives(text)}
     call = KERNEL_CALL.get(best if case.implementation == "best" else case.implementation)
     if (case.op, case.implementation) in WITHOUT_KERNEL:

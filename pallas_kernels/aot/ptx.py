@@ -1,5 +1,5 @@
-"""What the GPU's assembler says of a kernel. XLA and Mosaic GPU run it and tell; jax_triton stops at PTX, which only a
-GPU's driver would check: such kernels are assembled here."""
+"""The GPU assembler's figures of a kernel. XLA and Mosaic GPU run the assembler and print them; jax_triton stops at
+PTX, which only a GPU's driver would check, so such kernels are assembled here."""
 
 import contextlib
 import importlib.util
@@ -14,7 +14,7 @@ from unittest import mock
 
 
 def assembler() -> str | None:
-    """The path of `ptxas`: from the CUDA wheels, else from PATH."""
+    """The path of `ptxas`, from the CUDA wheels or else from PATH; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     places = [Path(p) for p in spec.submodule_search_locations] if spec else []
     found = sorted(str(p) for place in places for p in place.glob("cu1*/bin/ptxas"))
@@ -22,15 +22,15 @@ def assembler() -> str | None:
 
 
 def figures(said: str, kernel: str = "") -> dict:
-    """The registers and spilled bytes of a thread, as `ptxas -v` said of the entries whose names begin with `kernel`;
-    nothing if there are none."""
+    """The largest numbers of registers and of spilled bytes per thread that `ptxas -v` printed for the entries whose
+    names begin with `kernel`; empty if there are none."""
     pattern = r"Compiling entry function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers"
     found = [(int(r), int(s)) for name, s, r in re.findall(pattern, said, re.DOTALL) if name.startswith(kernel)]
     return dict(zip(("registers", "spilled"), map(max, zip(*found, strict=True)), strict=True)) if found else {}
 
 
 def assemble(ptx: str) -> dict:
-    """`figures` of a program, and under "problems" why `ptxas` refuses it."""
+    """The `figures` of a program, and under "problems" why `ptxas` refuses it."""
     target = re.search(r"\.target\s+(\w+)", ptx)[1]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
@@ -43,8 +43,8 @@ def assemble(ptx: str) -> dict:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Callable[[], str]]:
-    """The yielded function gives what compilers have written meanwhile, if standard error is a file. What they write to
-    standard output goes there too."""
+    """Yields a function that returns what compilers have written since, if standard error is a file. Inside this
+    context their standard output also goes there."""
     start, output = os.fstat(2).st_size, os.dup(1)
     os.dup2(2, 1)
 
@@ -62,7 +62,7 @@ def listening() -> Iterator[Callable[[], str]]:
 
 @contextlib.contextmanager
 def assembling() -> Iterator[dict]:
-    """Assembles every raw Triton kernel that is lowered inside; the yielded dict has the figures afterwards."""
+    """Assembles every raw Triton kernel that is lowered inside. The yielded dict has the figures afterwards."""
     found: dict = {"problems": []}
     if importlib.util.find_spec("jax_triton") is None:
         yield found

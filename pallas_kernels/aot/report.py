@@ -1,4 +1,5 @@
-"""The tables: what kernels move, beside XLA's compilation of the reference, and what the assembler says of them."""
+"""The tables: the bytes that kernels move, next to those of XLA's compilation of the reference, and the assembler's
+figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,17 +11,17 @@ from pallas_kernels.ops import LAUNCHERS, add_rms_norm, nag_update, review_updat
 
 KERNELS = {m.OP.name: (m.FORWARD, m.BACKWARD) for m in (add_rms_norm, nag_update, review_update)}
 
-# What a multiprocessor of an H200 shares out.
+# The number of multiprocessors of an H200, and the registers, threads and shared memory of each.
 MULTIPROCESSORS, REGISTERS, THREADS, SHARED = 132, 65536, 2048, 227 * 2**10
 
 
-# What the README shows.
+# The chips that the README shows.
 SHOWN = ("v5e", "h200")
 
 
 def inserted(page: str, results: Mapping[tuple[str, Case], dict]) -> str:
-    """The page with both tables between their marks, of the chips that it shows. Raises ValueError for a page without
-    the marks."""
+    """The page with both tables between their marks, for the chips that the page shows. Raises ValueError for a page
+    without the marks."""
     for name, table in _tables(results).items():
         mark = f"<!-- aot: {name} -->\n"
         if page.count(mark) != 1:
@@ -31,7 +32,7 @@ def inserted(page: str, results: Mapping[tuple[str, Case], dict]) -> str:
 
 
 def outdated(page: str, results: Mapping[tuple[str, Case], dict]) -> list[str]:
-    """Lines of what was compiled whose figures the page has otherwise, by more than 2% and 2 units, or lacks."""
+    """The lines of the new tables that the page lacks, or whose figures differ there by more than 2% and 2 units."""
     lines = [line for table in _tables(results).values() for line in table.splitlines()[2:]]
     known = {tuple(cells[:3]): cells[3:] for cells in map(_cells, page.splitlines())}
     return [line for line in lines if not _alike(_cells(line)[3:], known.get(tuple(_cells(line)[:3]), []))]
@@ -85,8 +86,8 @@ def markdown(results: Mapping[tuple[str, Case], dict]) -> str:
 
 
 def facts(results: Mapping[tuple[str, Case], dict]) -> str:
-    """What the GPU's assembler says of the kernels, in Markdown: registers of a thread, bytes it spills, and with both
-    backends the threads of a multiprocessor and the KB of rows that they have on their way, at most."""
+    """The assembler's figures of the kernels, in Markdown, for both backends: registers per thread, spilled bytes per
+    thread, threads per multiprocessor, and the most KB of rows that these have in flight."""
     lines = [
         "| op | pass | width | "
         + " | ".join(f"{name}: registers | spilled | threads | KB" for name in COMPARED)
@@ -111,7 +112,7 @@ def facts(results: Mapping[tuple[str, Case], dict]) -> str:
 
 
 def resident(registers: int, launch: Launch) -> int:
-    """Programs that a multiprocessor runs at a time. Registers are given out to warps, 256 at a time."""
+    """The number of programs that a multiprocessor runs at a time. Registers are allocated to warps, 256 at a time."""
     warp = math.ceil(registers * 32 / 256) * 256
     shared = launch.shared + 1024
     started = math.ceil(launch.programs / MULTIPROCESSORS)

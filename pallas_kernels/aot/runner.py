@@ -15,7 +15,7 @@ from pallas_kernels.aot.cases import Case
 from pallas_kernels.aot.targets import Target, compilers_environment
 
 SECONDS_PER_COMPILE = 600.0  # half a minute on an idle machine
-# XLA and Mosaic GPU then write what the GPU's assembler says.
+# With these settings XLA and Mosaic GPU print the output of the GPU's assembler.
 ASSEMBLER = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "subprocess_compilation=3", "MOSAIC_GPU_DUMP_PTXAS": "1"}
 WORKER = (sys.executable, "-m", "pallas_kernels.aot.worker")
 
@@ -42,7 +42,7 @@ def run(
 
 
 def _one_process(target, cases, seconds, worker) -> Iterator[dict]:
-    """Yields results in order, until all are done or the process has failed. At least one result."""
+    """Yields results in order, until all cases are done or the process has failed. Yields at least one result."""
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     order = json.dumps({"target": target.name, "cases": [dataclasses.asdict(c) for c in cases]})

@@ -21,11 +21,11 @@ LAYERS, BATCH, TOKENS, WIDTH = 2, 8, 128, 512
 
 
 def training_step(name: str, devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """`step(parameters, rows) -> (parameters, loss)` under `shard_rows`, its abstract arguments, the mesh.
+    """`step(parameters, rows) -> (parameters, loss)` under `shard_rows`, its abstract arguments, and the mesh.
 
-    A block hands on the sum of its op's `[N, D]` outputs. The op takes these rows and for each further row argument a
-    branch of them (for one float per row its mean); its other arguments are parameters. The implementation "best" is
-    left to the platform.
+    A block passes on the sum of its op's `[N, D]` outputs. The op takes these rows, and for each further row argument a
+    branch of them (for one float per row, the branch's mean); its other arguments are parameters. With the
+    implementation "best" the platform chooses.
     """
     op, of = all_ops()[name], sample(name, BATCH * TOKENS, WIDTH, "bfloat16")
     mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))

@@ -1,4 +1,4 @@
-"""The chips that programs are compiled for, without having them."""
+"""The chips for which programs are compiled, without having them."""
 
 import dataclasses
 import importlib.util
@@ -13,8 +13,8 @@ ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPL
 
 
 def compilers_environment() -> dict[str, str]:
-    """Of a process that compiles for chips that are not there. XLA takes the first `ptxas` on PATH: the wheels' one,
-    which is as new as Triton's programs, before that of an older CUDA."""
+    """The environment of a process that compiles for chips that are not present. XLA takes the first `ptxas` on PATH:
+    this puts the wheels' one, which is as new as Triton's programs, before that of an older CUDA."""
     ptxas = assembler()
     first = [os.path.dirname(ptxas)] if ptxas else []
     return os.environ | ENVIRONMENT | {"PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])}
@@ -119,12 +119,12 @@ TARGETS = {
 
 
 def abstract_mesh(target: Target) -> AbstractMesh:
-    """What tells a kernel, if it is used around its tracing, for which chip that is."""
+    """A mesh that tells a kernel traced inside it for which chip it is."""
     return AbstractMesh((), (), abstract_device=AbstractDevice(target.kind, None, "gpu") if target.kind else None)
 
 
 def missing(target: Target) -> str | None:
-    """What is missing for compiling for this target, or None."""
+    """What is missing to compile for this target; None if nothing is."""
     if target.platform == "tpu":
         return None if _installed("libtpu") else "libtpu is not installed (pip install -e '.[aot]')"
     if target.platform == "rocm":
@@ -133,7 +133,7 @@ def missing(target: Target) -> str | None:
 
 
 def devices(target: Target) -> list:
-    """The target's four devices: descriptions to compile for, which cannot run anything. None for AMD."""
+    """The target's four devices: descriptions for the compiler, which cannot run anything. Empty for AMD."""
     if target.platform == "rocm":
         return []
     from jax.experimental import topologies

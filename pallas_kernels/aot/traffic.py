@@ -1,9 +1,9 @@
-"""What a compiled program moves and communicates, read from its text.
+"""The bytes that a compiled program moves and its communication, read from its text.
 
-The bytes of an instruction are the bytes of the buffers it reads and writes in main memory: a fusion, a
-kernel or a copy touches each of them once, and what happens inside it stays on chip. Buffers that the TPU
-compiler keeps in VMEM (memory space 1) cost nothing; copying them there does. `cost_analysis()` is not
-enough: on GPU it is empty, and for TPU it does not distinguish memory spaces.
+The bytes of an instruction are those of the buffers that it reads and writes in main memory: a fusion, a kernel or a
+copy touches each of them once, and what happens inside it stays on chip. Buffers that the TPU compiler keeps in VMEM
+(memory space 1) cost nothing; copying them there does. `cost_analysis()` is not enough: on GPU it is empty, and for TPU
+it does not distinguish memory spaces.
 """
 
 import collections

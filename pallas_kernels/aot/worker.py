@@ -24,7 +24,8 @@ from pallas_kernels.aot.targets import TARGETS, Target, devices
 
 
 def compile_case(case: Case, target: Target, chips: list) -> dict:
-    """Compile one case for the target and measure it; an error of the compiler is a problem like any other."""
+    """Compiles one case for the target and measures it. A problem of a kernel is listed in the result; an error of the
+    compiler is raised."""
     if target.platform == "rocm":
         return compile_for_amd(case, target)
     if case.verb == "step":

@@ -36,7 +36,7 @@ def flat(x: Float[Array, "G N D"]) -> Float[Array, "G*N D"]:
 
 
 def flat_indices(indices: Int[Array, "G k"], rows: int) -> Int[Array, " G*k"]:
-    """Indices into `[G N, D]`."""
+    """Indices into `[G N, D]`, from indices into each group of N = `rows` rows."""
     if indices.shape[0] == 1:
         return indices[0]
     offsets = rows * jnp.arange(indices.shape[0], dtype=indices.dtype)
@@ -45,8 +45,8 @@ def flat_indices(indices: Int[Array, "G k"], rows: int) -> Int[Array, " G*k"]:
 
 class Block(NamedTuple):
     """What a body knows about its block of rows: the true D, the dtype in memory, and, if the block has more columns
-    than D, the mask `[1, W]` of real ones. `everything`: the block is all rows, compiled by XLA. `reduce`: the sum of
-    a row where that is not along the last axis."""
+    than D, the mask `[1, W]` of real ones. `everything`: the block is all rows, compiled by XLA. `reduce`: the sum of a
+    row, if it is not a sum along the last axis."""
 
     width: int
     dtype: Any
@@ -55,15 +55,15 @@ class Block(NamedTuple):
     reduce: Callable[[jax.Array], jax.Array] | None = None
 
     def sum(self, x: jax.Array) -> jax.Array:
-        """`[R, 1]`."""
+        """The sum of every row, `[R, 1]`."""
         return self.reduce(x) if self.reduce else jnp.sum(x, axis=-1, keepdims=True)
 
     def mean(self, x: jax.Array) -> jax.Array:
         return jnp.mean(x, axis=-1, keepdims=True) if self.everything else self.sum(x) * (1 / self.width)
 
     def dot(self, x: jax.Array, vector: jax.Array) -> jax.Array:
-        """The dot product of every row with a `[1, W]` vector. A matrix-vector product on XLA:CPU, which vectorises
-        sums of products only if no per-row or per-column factor is broadcast inside."""
+        """The dot product of every row with a `[1, W]` vector. XLA:CPU computes it as a matrix-vector product, because
+        it vectorises sums of products only if no per-row or per-column factor is broadcast inside."""
         return jnp.dot(x, vector[0], precision="highest")[:, None] if self.everything else self.sum(x * vector)
 
     def stored(self, x: jax.Array) -> jax.Array:
@@ -72,8 +72,8 @@ class Block(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The programs that a kernel starts on a GPU. Each takes threads, bytes of shared memory, and has at most so many
-    bytes of rows on their way."""
+    """The programs that a kernel starts on a GPU. Each has `threads` threads, `shared` bytes of shared memory, and at
+    most `ahead` bytes of rows in flight."""
 
     programs: int
     threads: int
@@ -82,13 +82,13 @@ class Launch(NamedTuple):
 
 
 def parted(values: Iterable[Any], *counts: int) -> list[list[Any]]:
-    """The first `counts[0]` values, the next `counts[1]`, ..., and all that are left."""
+    """The first `counts[0]` values, the next `counts[1]`, ..., and all the remaining ones."""
     values = iter(values)
     return [list(itertools.islice(values, count)) for count in counts] + [list(values)]
 
 
 def varying_as(operand: jax.Array, types: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """The types of a kernel's results, which vary over the mesh axes of a `shard_map` around it as its operands do."""
+    """The types of a kernel's results. Inside a `shard_map` they vary over the same mesh axes as its operands do."""
     axes = jax.typeof(operand).manual_axis_type
     return [jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in types]
 
@@ -139,7 +139,7 @@ class RowKernel:
 
     @property
     def tensors(self) -> int:
-        """`[N, D]` arrays read or written."""
+        """The number of `[N, D]` arrays that are read or written."""
         return self.rows + self.outputs
 
     def bytes_moved(self, n: int, width: int, dtype: object, partial_rows: int) -> int:
@@ -148,7 +148,7 @@ class RowKernel:
         return n * per_row + (self.vectors + self.sums * partial_rows) * width * 4
 
     def cost(self, n: int, width: int, moved: int) -> pl.CostEstimate:
-        """For XLA's schedule: of a pass that moves so many bytes."""
+        """The cost estimate, for XLA's scheduler, of a pass that moves this many bytes."""
         elements = n * width
         return pl.CostEstimate(8 * self.tensors * elements, self.transcendentals * elements, moved)
 
@@ -167,7 +167,7 @@ def interpreting(params: Any = True) -> Iterator[None]:
 
 
 def interpreter() -> Any:
-    """What a kernel passes as `interpret=` to `pl.pallas_call`."""
+    """The value that a kernel passes as `interpret=` to `pl.pallas_call`."""
     return _interpreter.get() or False
 
 
@@ -179,7 +179,7 @@ _platform: ContextVar[str | None] = ContextVar("platform_of_the_branch", default
 
 @contextlib.contextmanager
 def tracing_for(platform: str) -> Iterator[None]:
-    """Declares that what is traced inside will be lowered only for this platform."""
+    """Declares that everything traced inside will be lowered for this platform only."""
     token = _platform.set(platform)
     try:
         yield

@@ -35,21 +35,22 @@ PLATFORMS = ("cuda", "rocm")
 # first-level cache), but not by much.
 ROW_VALUES = 98304
 BLOCK_ELEMENTS = 2048
-PROGRAMS = 528  # of a kernel with sums: four for each of the 132 multiprocessors of an H100 or H200
-MAX_WIDTH = 16384  # of rows that are only copied
+PROGRAMS = 528  # programs of a kernel with sums: four for each of the 132 multiprocessors of an H100 or H200
+MAX_WIDTH = 16384  # widest rows that are only copied
 MAX_THREADS = 1024
 LANES_PER_WARP = {"rocm": 64}  # 32 elsewhere
 
 LEAST_CAPABILITY = (8, 0)  # XLA compiles Triton programs for Ampere and newer only
-# For devices of which only the name is known, as when compiling without the GPU: Ampere, Ada, Hopper, Blackwell.
-HOPPER_OR_NEWER = r"\b(G?H\d{2,3}|G?B\d{3})\b"  # names of data centers' GPUs
+# Patterns for devices known only by name, as when compiling without the GPU: Ampere, Ada, Hopper, Blackwell.
+HOPPER_OR_NEWER = r"\b(G?H\d{2,3}|G?B\d{3})\b"  # names of data-center GPUs
 NEW_ENOUGH = (
     r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX \d{4}.* Ada|RTX PRO \d+)\b"
 )
 
 
 def unavailable(platform: str) -> str | None:
-    """Why no Pallas-Triton kernel can run on this platform's device, as far as this is known while tracing."""
+    """Why no Pallas-Triton kernel can run on this platform's device, as far as this is known while tracing; None if one
+    can."""
     try:
         _triton()
     except ImportError as error:
@@ -60,13 +61,14 @@ def unavailable(platform: str) -> str | None:
 def wrong_capability(
     least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH, before: tuple[int, int] | None = None
 ) -> str | None:
-    """Why the NVIDIA GPU that programs are traced for is too old, or of a kind apart; None if no GPU is known.
+    """Why the NVIDIA GPU for which programs are traced is too old or of another kind; None if it is not, or if no GPU
+    is known.
 
     Args:
-      least: the oldest compute capability that will do.
-      names: a pattern of device names that have it, for devices that do not tell.
-      before: the first compute capability that will not do: 12.0 is that of consumers' Blackwell, which has half of the
-        shared memory of its servers'.
+      least: the oldest compute capability that is supported.
+      names: a pattern of device names that have it, for devices that do not report a capability.
+      before: the first compute capability that is not supported: 12.0 is consumer Blackwell, which has half of the
+        shared memory of data-center Blackwell.
     """
     needed = ".".join(map(str, least))
     accepted = f"{needed} and newer" + (f" before {'.'.join(map(str, before))}" if before else "")
@@ -82,7 +84,8 @@ def wrong_capability(
 
 
 def traced_gpus() -> list:
-    """The GPUs that programs are traced for, or their description if they are not here; none if no GPU is known."""
+    """The GPUs for which programs are traced, or their description if they are not present; empty if no GPU is
+    known."""
     told = jax.sharding.get_abstract_mesh().abstract_device
     if told is not None and told.platform != "gpu":
         return []
@@ -141,7 +144,7 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
 
 
 def launched(kernel: RowKernel, n: int, width: int, dtype: object) -> Launch:
-    """A program has the rows of one block on their way, and they end in its registers."""
+    """The launch of a kernel. A program has the rows of one block in flight, and they end in its registers."""
     block = block_shape(n, width)[0] * width * jnp.dtype(dtype).itemsize * kernel.rows
     threads = 32 * warps(n, width, kernel.per_thread, kernel.most_warps)
     return Launch(programs(kernel, n, width), threads, 0, block)
@@ -160,13 +163,14 @@ class Tile(NamedTuple):
 
     @property
     def inside(self) -> jax.Array:
-        """`[1, W]`: the columns that exist."""
+        """The mask `[1, W]` of the columns that exist."""
         return (self.column < self.width)[None]
 
     def at(self, indices_ref) -> "Tile":
         """The same tile, with its rows at the positions in `indices_ref`.
 
-        Rows beyond the last one are sent nowhere: the interpreter, unlike Triton, writes masked elements back.
+        Rows beyond the last one get a position outside of the array: the interpreter, unlike Triton, writes masked
+        elements back.
         """
         nowhere = jnp.iinfo(jnp.int32).max
         return self._replace(row=load(indices_ref.at[self.row], mask=self.valid, other=nowhere))
@@ -276,7 +280,7 @@ def launch(
 
 
 def take(x: jax.Array, indices: jax.Array) -> jax.Array:
-    """`x[indices]`, indices read on chip."""
+    """`x[indices]`. The indices are read on chip."""
 
     def copy(tile, x_ref, i_ref, out):
         tile.store(out, tile.at(i_ref).load(x_ref, x.dtype))

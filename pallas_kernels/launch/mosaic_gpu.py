@@ -1,10 +1,11 @@
 """Row kernels on a Hopper or Blackwell GPU through Mosaic GPU: persistent programs, whose loads and stores are bulk
 copies that run ahead of the arithmetic.
 
-A program goes through its share of the rows with a ring of buffers in shared memory: while it works on one step's rows,
-the copies of the next steps are on their way, without a register held for them. A warpgroup (128 threads) holds a row,
-or its part of a row that several share; row sums then cross warpgroups through shared memory. Sums over rows stay in
-registers, one float32 partial row per program, and are added up outside in an order that depends only on shapes.
+A program goes through its share of the rows with a ring of buffers in shared memory: while it works on the rows of one
+step, the copies of the next steps are in flight, without a register held for them. A warpgroup (128 threads) holds a
+row, or its part of a row that several warpgroups share; row sums then cross warpgroups through shared memory. Sums over
+rows stay in registers, one float32 partial row per program, and are added up outside in an order that depends only on
+shapes.
 
 A row is seen as `[D / c, c]`, because a bulk copy takes at most 256 elements of a dimension.
 """
@@ -27,20 +28,21 @@ from pallas_kernels.launch.gpu import HOPPER_OR_NEWER, refuse_rows, wrong_capabi
 
 PLATFORMS = ("cuda",)
 
-THREADS = 128  # of a warpgroup
+THREADS = 128  # threads of a warpgroup
 LONGEST_COPY = 256
 MULTIPROCESSORS = 132  # of an H200
-REGISTERS, THREAD_REGISTERS = 65536, 32  # of a multiprocessor, and of a thread beside the values of its row
-VALUES = 128  # of a row for a thread, over all arrays: half of the registers that it can have
+REGISTERS, THREAD_REGISTERS = 65536, 32  # registers of a multiprocessor, and of a thread besides its row's values
+VALUES = 128  # most values of a row per thread, over all arrays: half of the registers that a thread can have
 WARPGROUPS = 4
-SHARED_BYTES = 200 * 2**10  # of a multiprocessor, for the rings
+SHARED_BYTES = 200 * 2**10  # shared memory of a multiprocessor that the rings may take
 STEP_BYTES = 4096  # narrow rows share a step
 STAGES = 2, 4  # steps in a ring, at least and at most
-SUMS = 16  # at most, of one row's arithmetic
+SUMS = 16  # most sums in the arithmetic of one row
 
 
 def unavailable(platform: str) -> str | None:
-    """Why no Mosaic GPU kernel can run on this platform's device, as far as this is known while tracing."""
+    """Why no Mosaic GPU kernel can run on this platform's device, as far as this is known while tracing; None if one
+    can."""
     try:
         _mosaic()
     except ImportError as error:
@@ -74,7 +76,7 @@ def _widest(rows: Arrays) -> jnp.dtype:
 
 
 def warpgroups(kernel: RowKernel, width: int) -> int:
-    """Warpgroups that share a row: a power of two."""
+    """The number of warpgroups that share a row, a power of two."""
     return 1 << max(0, math.ceil(math.log2(max(_values(kernel, width), 1) / VALUES)))
 
 
@@ -83,8 +85,8 @@ def _values(kernel: RowKernel, width: int) -> float:
 
 
 class Plan(NamedTuple):
-    """How a kernel's rows are shared out: warpgroups per row, the `[a, c]` part of each, rows per step, steps in the
-    ring, programs of a multiprocessor, and steps in all."""
+    """How a kernel's rows are distributed: warpgroups per row, the `[a, c]` part of each, rows per step, steps in the
+    ring, programs per multiprocessor, and the number of all steps."""
 
     groups: int
     part: tuple[int, int]
@@ -118,7 +120,7 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Reread:
-    """A row in shared memory, read again by every operation instead of being held in registers."""
+    """A row in shared memory. Every operation reads it again, instead of holding it in registers."""
 
     read: Callable[[], jax.Array]
 
@@ -139,7 +141,7 @@ for _name in ("add", "sub", "mul", "radd", "rsub", "rmul"):
 
 
 def launched(kernel: RowKernel, n: int, width: int, dtype: object) -> Launch:
-    """All but one of the steps in the ring are on their way."""
+    """The launch of a kernel. The rows of all steps in the ring but one are in flight."""
     of = plan(kernel, n, width, dtype)
     step = of.rows * width * jnp.dtype(dtype).itemsize * kernel.rows
     shared = of.stages * step + 4 * width * kernel.vectors
@@ -149,8 +151,8 @@ def launched(kernel: RowKernel, n: int, width: int, dtype: object) -> Launch:
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
-    """Runs `kernel` over all rows: its `[N, D]` outputs typed as the inputs in their places, `[N]` scalars, and float32
-    `[D]` sums. In shared memory, each output takes the place of an input."""
+    """Runs `kernel` over all rows: its `[N, D]` outputs, `[N]` scalars, and float32 `[D]` sums. In shared memory each
+    output overwrites the input at its position, and must have its dtype."""
     plgpu = _mosaic()
     (n, width), dtype = rows[0].shape, rows[0].dtype
     plans = plan(kernel, n, width, _widest(rows))
@@ -172,7 +174,7 @@ def rows_call(
             return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
         def place(step):
-            """Of a step: its slot in the rings, and its rows."""
+            """The step's slot in the rings, and its rows."""
             return group * stages + lax.rem(step, jnp.int32(stages)), pl.ds((start + step * programs) * size, size)
 
         def fetch(step):
@@ -181,9 +183,9 @@ def rows_call(
                 plgpu.copy_gmem_to_smem(ref.at[those, mine], ring.at[slot], loaded.at[slot])
 
         def total(x, at):
-            """The sum of a row. Groups sum one after the other: for its own part of a sum Mosaic has one scratch, which
-            all share. Two steps take turns with the places in shared memory: no group can be further ahead of another.
-            """
+            """The sum of a row. Groups sum one after the other: Mosaic has a single scratch buffer for a group's part
+            of a sum, which all groups share. Two successive steps use different places in shared memory, since no group
+            can be more than one step ahead of another."""
             x = x.read() if isinstance(x, Reread) else x
             if groups == 1:
                 return jnp.sum(x)
@@ -196,7 +198,7 @@ def rows_call(
 
         def one_step(step, partials):
             slot, those = place(step)
-            # The step before this one is stored, and what it leaves free is for the one `stages - 1` ahead of this.
+            # Once the previous step is stored, its slot is free for the step that is `stages - 1` ahead of this one.
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             ahead = step + (stages - 1)
             pl.when((step > 0) & (ahead < count))(lambda: fetch(ahead))

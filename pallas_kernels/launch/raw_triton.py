@@ -27,12 +27,12 @@ PTX_VERSION = 87
 
 
 def unavailable(platform: str) -> str | None:
-    """Why no raw Triton kernel can be used here."""
+    """Why no raw Triton kernel can be used here; None if one can."""
     return missing() or gpu.wrong_capability()
 
 
 def missing() -> str | None:
-    """Why jax_triton cannot be used here."""
+    """Why jax_triton cannot be used here; None if it can."""
     if importlib.util.find_spec("jax_triton") is None:
         return "needs jax_triton: pip install -e '.[triton]'"
     version = importlib.metadata.version("jax-triton")
@@ -46,7 +46,7 @@ def missing() -> str | None:
 
 
 def _triton() -> tuple[int, ...]:
-    """Triton's version, empty where it is not installed."""
+    """Triton's version, empty if it is not installed."""
     try:
         return tuple(map(int, re.findall(r"\d+", importlib.metadata.version("triton"))[:2]))  # of 3.7rc1: 3, 7
     except importlib.metadata.PackageNotFoundError:
@@ -61,8 +61,9 @@ def kernels(op: str) -> ModuleType:
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
-    """As `gpu.rows_call`, with the function `kernel.verb` of the op's Triton file. It takes pointers to rows, scalars,
-    vectors, outputs and partial sums, then N, D, ROWS, COLUMNS (for sums also BLOCKS and PROGRAMS), and constants."""
+    """`gpu.rows_call` without indices, with the function `kernel.verb` of the op's Triton file. This function takes
+    pointers to rows, scalars, vectors, outputs and partial sums, then N, D, ROWS, COLUMNS (for sums also BLOCKS and
+    PROGRAMS), and constants."""
     n, width = rows[0].shape
     programs = gpu.programs(kernel, n, width)
     shape = rows_and_columns(n, width)

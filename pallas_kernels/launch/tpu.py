@@ -38,13 +38,13 @@ def unavailable(platform: str) -> None:
 
 
 def row_bytes(kernel: RowKernel, *rows: jax.Array) -> int:
-    """VMEM for one row: two buffers per tensor, and one float32 copy of each tensor and summand."""
+    """VMEM for one row, in bytes: two buffers per tensor, and one float32 copy of each tensor and summand."""
     size = max(jnp.dtype(x.dtype).itemsize for x in rows)
     return lanes(rows[0].shape[-1]) * (2 * kernel.tensors * size + 4 * (kernel.tensors + kernel.sums))
 
 
 def lanes(width: int) -> int:
-    """A row's elements in VMEM."""
+    """A row's elements in VMEM, padded to whole lanes."""
     return pl.cdiv(width, LANES) * LANES
 
 
@@ -63,7 +63,7 @@ def block_rows(kernel: RowKernel, *rows: jax.Array, reserved: int = 0) -> int:
 
 
 def grid(kernel: RowKernel, *rows: jax.Array) -> tuple[int, int]:
-    """The number of independent parts of the grid, and of blocks in each."""
+    """The number of independent parts of the grid, and the number of blocks in each."""
     blocks = pl.cdiv(rows[0].shape[0], block_rows(kernel, *rows))
     parts = math.gcd(blocks, 2) if kernel.sums else blocks
     return parts, blocks // parts
@@ -186,12 +186,12 @@ def blocked(scalars: jax.Array, blocks: int, size: int) -> jax.Array:
 
 
 def to_column(row: jax.Array) -> jax.Array:
-    """`[1, R]` along the lanes to `[R, 1]` along the sublanes."""
+    """Moves `[1, R]` along the lanes to `[R, 1]` along the sublanes."""
     return jnp.sum(jnp.where(_diagonal(row.shape[1]), row, 0.0), axis=1, keepdims=True)
 
 
 def _to_row(column: jax.Array) -> jax.Array:
-    """`[R, 1]` along the sublanes to `[1, R]` along the lanes."""
+    """Moves `[R, 1]` along the sublanes to `[1, R]` along the lanes."""
     return jnp.sum(jnp.where(_diagonal(column.shape[0]), column, 0.0), axis=0, keepdims=True)
 
 

@@ -1,9 +1,9 @@
-"""Move rows by index on a TPU: one DMA per row, directly from or into main memory, one block of them at a time.
+"""Moves rows by index on a TPU: one DMA per row, directly from or into main memory, one block of rows at a time.
 
 Two 16-bit rows share the words of a memory tile, and no DMA moves one without the other. So bfloat16 rows move in
 pairs, as rows of 32-bit words whose low half is the even row: taking a row reads its pair; putting a row reads its
-pair, merges and writes it. That is three and five rows of traffic for one row. XLA's gather and scatter may be faster,
-which has not been measured, so for bfloat16 these kernels are used only when named.
+pair, merges the row into it and writes it. That is the traffic of three and of five rows for one row. XLA's gather and
+scatter may be faster, which has not been measured, so for bfloat16 these kernels are used only when named.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def refusal(x: jax.Array, *others: jax.Array, **constants) -> str | None:
 
 
 def one_by_one(x: jax.Array) -> bool:
-    """Whether each row is moved by one copy of its own."""
+    """Whether each row is moved by its own copy."""
     return not refusal(x) and not reserve(x)
 
 
@@ -82,7 +82,7 @@ def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
     def pairs_kernel(index, partner, odd, side, rows_ref, sources, x_ref, out, pairs, merged, semaphore):
         words, sources = _words(out), _words(sources)
 
-        def neighbour(j):  # the other row of the pair: from memory, or put by this call too
+        def neighbour(j):  # the pair in memory, whose other row is kept
             return words.at[pl.ds(index[0, 0, j] // 2, 1)], pairs.at[pl.ds(j, 1)]
 
         def put_too(j):
@@ -108,7 +108,7 @@ def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
     return (_unpaired(out) if interpreter() else out)[: x.shape[0]]
 
 
-# `pallas_call`'s own rule would cut what lies anywhere in memory into a block for each, which Mosaic refuses.
+# `pallas_call`'s own vmap rule would cut operands that stay in main memory into blocks, which Mosaic refuses.
 @take.def_vmap
 def _take_of_each(size: int, batched: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
     x, indices = _each(size, batched, arrays)
@@ -135,7 +135,8 @@ def _blocks(rows: jax.Array) -> tuple[int, pl.BlockSpec, pl.BlockSpec]:
 
 
 def _copy(index, indices: jax.Array, semaphore, ends: Callable, when: Callable | None = None, back: bool = False):
-    """Start the DMA of every row of the block (with `when`, of the selected rows), then wait for all."""
+    """Starts the DMA of every row of the block (with `when`, of the selected rows), then waits for all. back: from the
+    second end of each copy to the first."""
     size = index.shape[2]
     count = jnp.minimum(size, indices.shape[0] - pl.program_id(0) * size)
 
@@ -152,17 +153,17 @@ def _copy(index, indices: jax.Array, semaphore, ends: Callable, when: Callable |
 
 
 def _words(ref):
-    """A view of 16-bit rows in memory as pairs; the interpreter has no such view and gets pairs as input."""
+    """A view of 16-bit rows in memory as pairs. The interpreter has no such view, so its inputs are pairs already."""
     return ref if interpreter() else ref.bitcast(jnp.uint32)
 
 
 def _half(words: jax.Array, side: jax.Array) -> jax.Array:
-    """The 16-bit half of each word that belongs to the even or the odd row."""
+    """The 16-bit half of each word that belongs to the even (side 0) or the odd (side 1) row."""
     return jnp.where(side > 0.5, words >> 16, words & 0xFFFF)
 
 
 def _paired(x: jax.Array) -> jax.Array:
-    """x padded to an even number of rows."""
+    """x padded to an even number of rows; in the interpreter also converted to pairs."""
     x = jnp.pad(x, ((0, x.shape[0] % 2), (0, 0)))
     if not interpreter():
         return x
@@ -174,7 +175,8 @@ def _unpaired(words: jax.Array) -> jax.Array:
 
 
 def _call(kernel, verb: str, size: int, like, out_spec, inputs, *, scratch: int = 0, in_place: bool = False):
-    """`inputs` are arrays and their specs; `[k]` ones are cut into blocks, those without a spec as float32 in VMEM."""
+    """Launches a kernel. `inputs` are arrays with their specs; `[k]` arrays are cut into blocks, those without a spec
+    as float32 in VMEM."""
     (k,), width = inputs[0][0].shape, like.shape[1]
     blocks = pl.cdiv(k, size)
     vector = pl.BlockSpec((1, 1, size), lambda i: (i, 0, 0))

@@ -23,7 +23,7 @@ def unavailable(platform: str) -> None:
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
-    """Runs `kernel` over all rows. Outputs are typed as the first rows, but gradients are not rounded."""
+    """Runs `kernel` over all rows. Outputs of a forward pass are typed as the first rows; gradients are not rounded."""
     exact = jnp.promote_types(jnp.result_type(*rows), jnp.float32)
     block = Block(rows[0].shape[-1], rows[0].dtype, everything=True)
     read, given = [scalars[i][:, None] for i in kernel.reads], [v.astype(exact)[None] for v in vectors]

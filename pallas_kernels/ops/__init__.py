@@ -20,7 +20,8 @@ def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[
     """One implementation for each launcher.
 
     `forward(rows_call, *inputs)` and `backward(rows_call, residuals, cotangents)` use a launcher's `rows_call`;
-    `kernels` are the forward and the backward kernel, of which the backward one needs more memory on chip.
+    `kernels` are the forward and the backward kernel. Only the backward kernel, which needs more memory on chip, is
+    asked for its `refusal`.
     """
 
     def on(launcher) -> Implementation:

@@ -1,10 +1,10 @@
 """`add_rms_norm`: a residual addition and the normalised copy that the next branch reads, in one pass.
 
 **Why this exists.** After a pre-norm sublayer, the stream and the branch's update are read, and the new stream and its
-normalised copy are written: 4 tensors of `[N, D]`. Done as an addition, a row statistic and a product, the new stream
-is read once or twice more. The backward pass reads the stream and the gradients of the two outputs and writes one
-gradient, again 4 tensors: the gradient of a sum is the same for both terms, and the gradient that flows down the
-stream is added in the same pass. (XLA needs a separate pass for the gain's gradient.)
+normalised copy are written: 4 tensors of `[N, D]`. As an addition, a row statistic and a product, this would read the
+new stream once or twice more. The backward pass reads the stream and the gradients of the two outputs and writes one
+gradient, again 4 tensors: the gradient of a sum is the same for both terms, and the gradient that flows down the stream
+is added in the same pass. (XLA needs a separate pass for the gain's gradient.)
 
 **Numerics.** Rows are read in their own dtype and everything until the store is float32: the sum is rounded once, and
 the statistic is that of the rounded sum. The gradients of `gain` and `scale` are float32 sums over the rows in a fixed
@@ -70,8 +70,8 @@ def add_rms_norm(
 def reference(
     stream: Float[Array, "N D"], update: Float[Array, "N D"], weight: Float[Array, " D"], *, epsilon: float
 ) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
-    """Statistics in float32 (float64 for float64 rows) of the sum as it is stored, so that the norm is that of the
-    stream which the next sublayer reads."""
+    """Statistics in float32 (float64 for float64 rows). They are those of the sum as it is stored, so that the norm is
+    that of the stream which the next sublayer reads."""
     wide = jnp.promote_types(stream.dtype, jnp.float32)
     total = (stream.astype(wide) + update.astype(wide)).astype(stream.dtype)
     rows = total.astype(wide)

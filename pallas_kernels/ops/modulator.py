@@ -16,7 +16,7 @@ LEAST_MIXTURE = 1e-6
 
 
 class Turn(NamedTuple):
-    """Results of the gate: `gates` `[N, C]`, the rest `[N, 1]`."""
+    """Results of the gate, for N rows."""
 
     gates: Float[Array, "N C"]
     mixture: Float[Array, "N 1"]
@@ -26,8 +26,8 @@ class Turn(NamedTuple):
 
 
 class GateGradients(NamedTuple):
-    """Gradients per row: `z` `[N, C]`; `shares` (of p) `[N, C]`, `beta` and `alpha` `[N, 1]`, still to be summed over
-    the rows."""
+    """Gradients per row, of z, of `shares` (p), beta and alpha. Those of the last three are still to be summed over the
+    rows."""
 
     z: Float[Array, "N C"]
     shares: Float[Array, "N C"]
@@ -36,7 +36,7 @@ class GateGradients(NamedTuple):
 
 
 def turn(z: Float[Array, "N C"], shares: Float[Array, "1 C"], beta, alpha) -> Turn:
-    """The gate's results, from the projections z and p = softmax(logits)."""
+    """The gate's results, from the projections z and the shares p = softmax(logits)."""
     gates = jax.nn.sigmoid(z)
     mixture = jnp.sum(gates * shares, axis=1, keepdims=True)
     log_mixture = jnp.log(jnp.maximum(mixture, LEAST_MIXTURE))
@@ -45,7 +45,7 @@ def turn(z: Float[Array, "N C"], shares: Float[Array, "1 C"], beta, alpha) -> Tu
 
 
 def gradients(state: Turn, shares, beta, alpha, dt: Float[Array, "N 1"]) -> GateGradients:
-    """The gate's gradients, from the gradient of the turn."""
+    """The gate's gradients, from dt, the gradient of the turn."""
     per_log = alpha * dt * state.modulation
     clamped = jnp.maximum(state.mixture, LEAST_MIXTURE)
     d_mixture = jnp.where(state.mixture > LEAST_MIXTURE, beta * per_log / clamped, 0.0)
@@ -59,38 +59,39 @@ def gradients(state: Turn, shares, beta, alpha, dt: Float[Array, "N 1"]) -> Gate
 
 
 def through_softmax(shares: Float[Array, " C"], d_shares: Float[Array, " C"]) -> Float[Array, " C"]:
-    """The gradient of the logits."""
+    """The gradient of the logits, from the gradient of the shares."""
     return shares * (d_shares - jnp.sum(shares * d_shares))
 
 
 def product(a: Float[Array, "N K"], b: Float[Array, "K M"]) -> Float[Array, "N M"]:
-    """a b in float32, of float32 b: for bfloat16 a by two bfloat16 matmuls, for others in full precision."""
+    """a b in float32, for float32 b. For bfloat16 a it takes two bfloat16 matmuls, otherwise full precision."""
     if a.dtype != jnp.bfloat16:
         return jnp.dot(a.astype(jnp.promote_types(a.dtype, jnp.float32)), b, precision="highest")
     return product_of_halves(a, jnp.concatenate(split(b), axis=1))
 
 
 def product_of_halves(a: Float[Array, "N K"], halves: Float[Array, "K 2*M"]) -> Float[Array, "N M"]:
-    """a (h + l) in float32, of bfloat16 a and of h and l side by side."""
+    """a (h + l) in float32, for bfloat16 a, and h and l side by side in `halves`."""
     high, low = jnp.split(jnp.dot(a, halves, preferred_element_type=jnp.float32), 2, axis=1)
     return high + low
 
 
 def dot_on_chip(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
-    """The product of two matrices inside a kernel, summed over these of their axes, in float32."""
+    """The product of two matrices inside a kernel, in float32, summed over the axes `contract` (of a, of b)."""
     precision = "highest" if a.dtype == jnp.float32 else "default"
     axes = ((contract[:1], contract[1:]), ((), ()))
     return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float32 as the sum of two bfloat16 numbers, exact to 16 bits; outside kernels. On GPUs XLA drops a conversion to
-    bfloat16 and back (openxla/xla#41605), and the second number would be zero."""
+    """A float32 array as the sum of two bfloat16 arrays, exact to 16 bits; for use outside of kernels. It avoids a
+    conversion to bfloat16 and back, which XLA drops on GPUs (openxla/xla#41605), so that the second array would be
+    zero."""
     high = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
 
 
 def split_on_chip(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`split` inside a kernel, whose compilers keep both conversions."""
+    """`split` inside a kernel, where compilers keep both conversions."""
     high = x.astype(jnp.bfloat16)
     return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)

@@ -10,9 +10,11 @@ With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / s
     dy = v (g - r' <g r'>)             dt = <dy n> D + ds t / (1 + t^2)
     dw = k t (dy - n <dy n>)           dr = dy - a dw - <dw r> c
     dc = dw - <dw r> r                 du = dc - <dc>
-Where q is below eps there is no direction to turn to, and k, up to 1e6, would be the gain of the gradient: one such row
-would decide how a whole batch's gradient is clipped. There dw = t dy, the gradient of an update that is added as it is.
-Likewise dy = g where <y^2> is below eps: v would be the gain of a row of zeros in every sublayer, and overflow.
+
+If q is below eps, there is no direction to turn to, and k, up to 1e6, would multiply the gradient: one such row would
+decide how a whole batch's gradient is clipped. Then dw = t dy, the gradient of an update that is added as it is.
+Likewise dy = g if <y^2> is below eps: otherwise v would multiply the gradient of a row of zeros in every sublayer,
+until it overflows.
 """
 
 import dataclasses
@@ -106,8 +108,8 @@ def reference(
 
 
 def unit_rms(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... D"]:
-    """`x / sqrt(mean(x^2) + epsilon)`; where mean(x^2) is below epsilon its gradient is the incoming one, instead of up
-    to 1 / sqrt(epsilon) times that."""
+    """`x / sqrt(mean(x^2) + epsilon)`. If mean(x^2) is below epsilon, its gradient is the incoming one; that of the
+    formula would be up to 1 / sqrt(epsilon) times as large."""
     square = jnp.mean(x * x, -1, keepdims=True)
     unit = x * jax.lax.rsqrt(square + epsilon)
     return jnp.where(square > epsilon, unit, jax.lax.stop_gradient(unit - x) + x)
@@ -127,7 +129,7 @@ class Turned(NamedTuple):
 
 
 def turned(rr: Row, wr: Row, q: Row, t: Row) -> Turned:
-    """The factors, from <r^2>, <w r>, <w^2> and the turn."""
+    """The factors, from rr = <r^2>, wr = <w r>, q = <w^2> and the turn."""
     k = jax.lax.rsqrt(q + EPS_UPDATE)
     rn, nn = k * wr, (k * q) * k
     v = jax.lax.rsqrt(rr + 2 * t * rn + t * t * nn + EPS_NORM)
@@ -140,7 +142,8 @@ def grown(log_norm: Row, t: Row) -> Row:
 
 
 class Gradients(NamedTuple):
-    """Factors of dr = r_g g + r_r r + r_w w, du = u_g g + u_r r + u_w w + u_1; and dt without the log-norm's part."""
+    """Factors of dr = r_g g + r_r r + r_w w and du = u_g g + u_r r + u_w w + u_1; and dt without the log-norm's
+    part."""
 
     r_g: Row
     r_r: Row
@@ -153,7 +156,8 @@ class Gradients(NamedTuple):
 
 
 def gradients(state: Turned, a: Row, mr: Row, rr: Row, t: Row, mg: Row, gr: Row, gw: Row, d: int) -> Gradients:
-    """The factors, from the forward scalars, a, <r>, <r^2>, the turn, and <g>, <g r>, <g w> of the cotangent."""
+    """The factors, from the forward scalars, a, mr = <r>, rr = <r^2>, the turn, and mg = <g>, gr = <g r>, gw = <g w> of
+    the cotangent."""
     v, _, k, rn, nn = state
     kt, gn = k * t, k * gw
     still = v * v * EPS_NORM > 0.5  # <y^2> < eps
@@ -225,7 +229,7 @@ def forward_lane(scalars, computed):
 
 
 def backward_lane(scalars, computed):
-    """The gradient of the turn, from the turn, the log-norm's gradient and the part that the rows give."""
+    """The gradient of the turn, from the turn, the log-norm's gradient and the part that comes from the rows."""
     (t, ds), (dt,) = scalars, computed
     return (dt + log_lane_gradient(ds, t),)
 
@@ -248,8 +252,8 @@ def _backward(rows_call, residuals, cotangents):
     return dr, ds, du, dt
 
 
-# On a CPU the compiler makes a separate loop for each row mean, so their number decides. Four are enough forward, as in
-# the reference; with these kept, five are left of the nine that a backward pass takes from the inputs alone.
+# On a CPU the compiler makes a separate loop for each row mean, so their number decides the time. The forward pass
+# needs four, as in the reference. If these are saved, the backward pass needs five instead of nine.
 
 
 def _xla_forward(direction, log_norm, update, turn):

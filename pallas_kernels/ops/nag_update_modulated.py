@@ -1,4 +1,4 @@
-"""The NAG update and the modulator that decides its rotation, in one pass. The modulator's equations are in
+"""The NAG update together with the modulator that sets its rotation, in one pass. The modulator's equations are in
 `modulator`; the GPU kernels, which must visit a row more than once, are in `nag_update_modulated_gpu`."""
 
 import functools
@@ -141,7 +141,7 @@ def _tpu_refusal(direction, log_norm, update, weight, *others) -> str | None:
 
 
 def _weight_bytes(width: int, gates: int) -> int:
-    """Two buffers of the weight and of its gradient, float32 each."""
+    """Bytes of two buffers each for the weight and its gradient, in float32."""
     return 4 * 4 * gates * tpu.lanes(width)
 
 
@@ -204,29 +204,29 @@ def _tpu_call(body, kernel, rows, scalars, parameters, outputs, **more):
 
 
 class _Gate:
-    """The modulator's parameters on chip: `halves` of the weight `[C, D]`, `settings` (p, beta, alpha), bias."""
+    """The modulator's parameters on chip: `halves` of the weight `[C, D]`, `settings` (p, beta, alpha), and bias."""
 
     def __init__(self, halves, bias, shares, beta, alpha):
         self.halves, self.bias, self.settings = halves, bias, (shares, beta, alpha)
 
     def project(self, r):
-        """`[R, D]` to `[R, C]`."""
+        """The projection of rows `[R, D]`, `[R, C]`."""
         return sum(dot_on_chip(r, half, (1, 1)) for half in self.halves) + self.bias
 
     def back(self, dz):
-        """`[R, C]` to `[R, D]`, in the precision of the rows."""
+        """dz W^T, `[R, C]` to `[R, D]`, in the precision of the rows."""
         high = self.halves[0]
         return dot_on_chip(dz.astype(high.dtype), high, (1, 0))
 
     def weight_gradient(self, dz, r):
-        """`[C, D]`."""
+        """The gradient of the weight, `[C, D]`."""
         parts = modulator.split_on_chip(dz) if len(self.halves) == 2 else (dz,)
         return sum(dot_on_chip(part, r, (0, 0)) for part in parts)
 
 
 def bytes_moved(rows: int, width: int, dtype: object, gates: int, *, backward: bool = False) -> int:
     """Bytes of one pass: the tensors of `nag_update`, the gate's weight (backward: and its gradient) once, and scalars
-    per row: forward reads and writes a log-norm and writes a turn; backward reads the gradients of both."""
+    per row. Forward reads and writes a log-norm and writes a turn; backward reads the gradients of both."""
     tensors, scalars, weights = (5, 2, 2) if backward else (3, 3, 1)
     return rows * (tensors * width * jnp.dtype(dtype).itemsize + scalars * 4) + weights * gates * width * 4
 

@@ -32,19 +32,19 @@ from pallas_kernels.ops import nag_update as plain
 from pallas_kernels.ops.modulator import dot_on_chip
 
 MAX_GATES = 64
-LEAST_ROWS, MOST_ROWS = 16, 64  # of a block: the height of a matrix unit, and a multiple of it
-# Bytes of what a block reads again, and of the direction of its fewest rows. An H200 has 50 MB of second-level cache
+LEAST_ROWS, MOST_ROWS = 16, 64  # rows of a block: the height of a matrix unit, and a multiple of it
+# Most bytes that a block reads again, and most of the direction in the smallest block. An H200 has 50 MB of L2 cache
 # and 132 multiprocessors; with two programs on each, 128 KiB per block make 35 MB, and so do 256 KiB with one.
 BLOCK_BYTES, MOST_BYTES = 2**17, 2**18
-CHUNK_BYTES = 8192  # of a tensor per chunk, for WARPS warps: as much as ptxas compiles without spills
+CHUNK_BYTES = 8192  # bytes of a tensor per chunk, for WARPS warps: as much as ptxas compiles without spills
 WARPS = 8
 # Tensors that a program reads again: the direction in the forward pass, all three inputs in the backward pass.
 REVISITED = {"forward": 1, "backward": 3}
 
 
 class Blocks(NamedTuple):
-    """How `[N, D]` rows are cut into blocks of `rows` and chunks of `chunk` columns, with `gates` padded to a power of
-    two. `group` whole rows are updated together."""
+    """How `[N, D]` rows are cut into blocks of `rows` rows and chunks of `chunk` columns, with `gates` padded to a
+    power of two. `group` whole rows are updated at a time."""
 
     n: int
     width: int
@@ -278,7 +278,7 @@ class _Gate:
         self.settings = gpu.load(shares.at[gate])[None], settings[0], settings[1]
 
     def project(self, tile: Tile, r):
-        """`[R, D]` to `[R, C]`."""
+        """The projection of the tile's rows `[R, D]`, `[R, C]`."""
 
         def step(j, z):
             return self.add(z, tile._replace(column=j * self.cut.chunk + jnp.arange(self.cut.chunk)), r)
@@ -287,7 +287,7 @@ class _Gate:
         return jax.lax.fori_loop(0, pl.cdiv(self.cut.width, self.cut.chunk), step, start) + self.bias
 
     def add(self, z, at: Tile, r):
-        """`z` plus these columns' part of the projection."""
+        """`z` plus the part of the projection from these columns."""
         rows = at.load(r, self.weight.dtype)
         return sum((dot_on_chip(rows, half, (1, 0)) for half in self._halves(at)), z)
 

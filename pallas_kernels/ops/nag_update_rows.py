@@ -1,9 +1,9 @@
 """The NAG update of selected rows, written back in place: `nag_update_rows`.
 
-By Pallas-Triton, taking rows, updating them and putting them back are one kernel, forward and backward: a selected row
-is read once and written once, into the memory of the stream, without intermediate arrays. The old rows are saved for
-the backward pass, which replaces the incoming gradient of the selected rows by that of the old rows, in place too. In
-all other implementations these are three steps, with an implementation of `nag_update`; XLA then updates the log-norms.
+With Pallas-Triton one kernel takes the rows, updates them and puts them back, forward and backward: a selected row is
+read once and written once, into the memory of the stream, without intermediate arrays. The old rows are saved for the
+backward pass, which replaces the incoming gradient of the selected rows by that of the old rows, also in place. All
+other implementations do this in three steps, with an implementation of `nag_update`; XLA then updates the log-norms.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def nag_update_rows(
 
 
 def reference(direction, log_norm, update, turn, indices):
-    """Take, update and put, by the references of the three."""
+    """Takes, updates and puts the rows, by the references of the three ops."""
 
     def group(r, s, u, t, i):
         r_new, s_new = plain.reference(jnp.take(r, i, axis=0), s[i], u, t)
@@ -70,8 +70,8 @@ def reference(direction, log_norm, update, turn, indices):
 
 
 def _in_steps(step: str, copies_for=lambda x: XLA) -> Implementation:
-    """In three steps, with an implementation of `nag_update` and a module that can `take` and `put` such rows. Only the
-    selected rows of the old direction are saved, so that the stream itself can be overwritten."""
+    """An implementation in three steps, with an implementation of `nag_update` and a module that can `take` and `put`
+    such rows. Only the selected rows of the old direction are saved, so that the stream itself can be overwritten."""
     inner = plain.OP.implementations[step]
 
     def forward(direction, log_norm, update, turn, indices):

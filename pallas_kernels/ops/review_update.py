@@ -1,10 +1,10 @@
 """`review_update`: the gated addition of Review Residuals and the normalised copy that the next branch reads.
 
 **Why this exists.** `r = sigmoid(W_h N(h) + W_u N(u) + b)`, `h' = h + r * u` (arXiv:2606.31859), N an RMSNorm without
-gain. XLA computes the matmuls from the rows themselves, because `N(h) W = (h W) / rms(h)`: no normalised copy
-of stream or update is ever written. The rest reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4
-inputs and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. There are three row sums forward and six
-backward, most of which depend on an earlier one: a kernel keeps the rows on chip between them.
+gain. XLA computes the matmuls from the rows themselves, because `N(h) W = (h W) / rms(h)`: no normalised copy of stream
+or update is ever written. The rest reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4 inputs and
+the gradients of the 2 outputs and writes 4 gradients: 10 tensors. There are three row sums forward and six backward,
+most of which depend on an earlier one: a kernel keeps the rows on chip between them.
 
 **Numerics.** Rows are read in their own dtype; the three row statistics, the gate and everything until the store are
 float32. The new stream is rounded once, and its statistic is that of the rounded rows. The gradients of `bias`, `gain`

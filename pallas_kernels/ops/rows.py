@@ -97,7 +97,7 @@ def _take(copies: ModuleType | SimpleNamespace) -> tuple:
 
 
 def _put(copies: ModuleType | SimpleNamespace) -> tuple:
-    """`put_rows`, likewise."""
+    """`put_rows` with any module that can `take` and `put` flat rows."""
 
     def forward(x, rows, indices):
         where = flat_indices(indices, x.shape[1])

@@ -1,4 +1,4 @@
-"""Causal deciders: who says, without looking at later tokens, whether a token runs. One file per decider."""
+"""Causal deciders: rules that say, without looking at later tokens, whether a token runs. One file per decider."""
 
 import dataclasses
 import sys
@@ -26,17 +26,18 @@ class Decider:
     needs_cuts: ClassVar[bool] = False  # the moving averages of the top-k cuts
 
     def check(self, router: Router) -> None:
-        """Raises UserError for a router whose tokens it cannot judge."""
+        """Raises UserError for a router whose scores this decider cannot use."""
         if self.needs_odds and not router.judges:
             fix = f"the {router.name} router's score is no logit: take the decider threshold or predictor"
             raise UserError("mod.decider", self.name, fix)
 
     def learns(self, router: Router) -> bool:
-        """Whether routing has something to learn, or a factor on updates, even where rounding leaves nobody out."""
+        """Whether routing has a loss or a factor on updates. Then the sublayer is routed even if rounding leaves no
+        token out."""
         return self.trained or router.factor
 
     def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """One sublayer's."""
+        """The decider's parameters for one sublayer."""
         return Nothing()
 
     def logits(
@@ -47,15 +48,15 @@ class Decider:
         scores: Float[Array, "B T"],
         cut: Float[Array, ""],
     ) -> Float[Array, "B T"]:
-        """Float32, from what the sublayer reads, the router's score and the average cut, lowered by its margin; the
-        router's own odds, unless a decider has another rule."""
+        """Float32 logits, from the sublayer's input, the router's scores, and the average cut, lowered by its margin.
+        The default is the log-odds of the router."""
         return router.odds(scores)
 
     def loss(
         self, logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]
     ) -> Float[Array, " B"]:
-        """Each sequence's, of a decider that is trained: the mean binary cross-entropy in nats against "was in the top
-        k" over its tokens that are no padding."""
+        """The loss of each sequence, for a decider that is trained: the binary cross-entropy in nats against "was in
+        the top k", averaged over the tokens that are no padding."""
         losses = jax.nn.softplus(logits) - chosen * logits
         return jnp.sum(losses * real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
 
@@ -67,7 +68,7 @@ def deciders() -> dict[str, type[Decider]]:
 
 
 def find_decider(name: str, router: Router) -> Decider:
-    """The decider of that name, fit for the router."""
+    """The decider of that name. Raises UserError for an unknown name and for a decider that does not fit the router."""
     decider = pick("mod.decider", name, deciders(), "deciders")()
     decider.check(router)
     return decider

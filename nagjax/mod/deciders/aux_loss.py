@@ -8,9 +8,9 @@ from nagjax.mod.deciders import Decider
 
 @dataclasses.dataclass(frozen=True)
 class AuxLoss(Decider):
-    """The router's own odds, trained as a logit of "is in the top k": a token runs where they are at least even.
+    """The router's own log-odds, trained as a logit of "is in the top k": a token runs if its odds are at least even.
 
-    Raposo et al. 2024, arXiv:2404.02258, section 3.5, who pay 0.2 to 0.3% of the language-modelling loss for it.
+    Raposo et al. 2024, arXiv:2404.02258, section 3.5, where this costs 0.2 to 0.3% of the language-modelling loss.
     """
 
     name: ClassVar[str] = "aux_loss"

@@ -11,13 +11,13 @@ from nagjax.mod.deciders import Decider
 
 @dataclasses.dataclass(frozen=True)
 class Balance(Decider):
-    """A token's own choice: it runs where the router holds running for at least as likely as skipping.
+    """A token's own choice: it runs if the router holds running for at least as likely as skipping.
 
-    That as many choose so as run in training is the work of a load-balance loss over the two classes. With f the share
-    of a sequence's tokens that choose to run, P their mean probability and q the share that runs, it is `f P / q +
-    (1 - f) (1 - P) / (1 - q)`: its slope in P is 0 at f = q. The loss of Fedus et al. 2021 (arXiv:2101.03961), with
-    classes weighted as Jin et al. 2024 (arXiv:2410.07348) weigh experts that cost nothing. Who runs is not told to the
-    router, only how many: `aux_loss` tells both.
+    A load-balance loss over the two classes makes as many tokens choose to run as run in training. With f the share of
+    a sequence's tokens that choose to run, P their mean probability and q the share that runs, it is
+    `f P / q + (1 - f) (1 - P) / (1 - q)`: its slope in P is 0 at f = q. This is the loss of Fedus et al. 2021
+    (arXiv:2101.03961), with classes weighted as Jin et al. 2024 (arXiv:2410.07348) weight experts that cost nothing.
+    This loss tells the router only how many tokens run; that of `aux_loss` also tells it which.
     """
 
     name: ClassVar[str] = "balance"

@@ -14,7 +14,7 @@ HIDDEN_WIDTH = 32
 
 
 class Guess(nnx.Module):
-    """`gelu(x A) b + c`, A [D, 32], b [32] zeros, c 0: undecided at the start."""
+    """`gelu(x A) b + c`. A [D, 32] starts normal with variance 1/D, b [32] and c at zero: undecided at the start."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
         down = jax.random.normal(rngs.params(), (width, HIDDEN_WIDTH)) * width**-0.5
@@ -29,9 +29,10 @@ class Guess(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Predictor(Decider):
-    """A small MLP on the detached input learns whether the token is in the top k (arXiv:2404.02258, section 3.5).
+    """A small MLP on the sublayer's input, detached, learns whether the token is in the top k (arXiv:2404.02258,
+    section 3.5).
 
-    Its loss reaches its own parameters only: the language model does not change.
+    Its loss reaches only its own parameters: the language model does not change.
     """
 
     name: ClassVar[str] = "predictor"

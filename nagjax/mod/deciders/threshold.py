@@ -10,10 +10,10 @@ from nagjax.mod.deciders import Decider
 class Threshold(Decider):
     """A token runs if its score reaches the exponential moving average of the top-k cut in training.
 
-    The cut is the score of the last token let in, averaged over the sequences that have as many tokens as are let in;
-    it stands as it is where no sequence of a batch does. A score reaches the cut if it does so but for rounding: it is
-    compared with the cut less a margin (`nagjax.mod.selection.lowered`), so that the token the cut was taken from runs,
-    whatever program computes its score. No parameters, no loss.
+    The cut is the score of the last token let in, averaged over the sequences that have as many tokens as are let in.
+    If no sequence of a batch has, the average stays as it is. Scores are compared with the cut minus a margin for
+    rounding (`nagjax.mod.selection.lowered`), so that the token from which the cut was taken runs, whatever program
+    computes its score. No parameters, no loss.
     """
 
     name: ClassVar[str] = "threshold"

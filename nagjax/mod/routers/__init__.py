@@ -1,4 +1,4 @@
-"""Routers: what scores a token at a sublayer. One file per router; a new file in this folder is found by name."""
+"""Routers: they score each token at a sublayer. One file per router; a new file in this folder is found by its name."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from nagjax.residual.protocol import Boundary, Nothing, Scheme, Stream
 
 @dataclasses.dataclass(frozen=True)
 class Router:
-    """Base of all routers: no parameters, and updates that do not know their score."""
+    """Base of all routers: it has no parameters, and updates do not depend on the score."""
 
     name: ClassVar[str] = ""  # the file's name
     scale: ClassVar[float] = 0.0  # size of the terms whose difference is a score near 0: its rounding error is theirs
@@ -32,18 +32,19 @@ class Router:
     weight: str = "score"  # `ModConfig.weight`, for a router whose score is a factor
 
     def check(self, scheme: Scheme) -> None:
-        """Raises UserError for a scheme the router cannot score."""
+        """Raises UserError for a scheme that this router does not fit."""
         if self.factor and scheme.scale_free:
             own = f"take the router {scheme.router}"
             fix = f"{scheme.name} normalises every update, so a factor on it has no gradient: {own}"
             raise UserError("mod.router", self.name, fix)
 
     def multiply_adds(self, width: int, gate: float) -> float:
-        """Multiply-adds of one token's score at a sublayer whose gate takes `gate`; width 0: another one scores."""
+        """Multiply-adds of one token's score at a sublayer. gate: those of the sublayer's gate. width: D, or 0 if
+        another sublayer computes the score."""
         return 0.0
 
     def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """One sublayer's."""
+        """The router's parameters for one sublayer."""
         return Nothing()
 
     def score(
@@ -55,7 +56,7 @@ class Router:
         where: Where,
         noise: UInt32[Array, ""],
     ) -> Float[Array, "B T"]:
-        """Float32: how much each token is worth to the sublayer, from the stream before it runs."""
+        """The value of each token for the sublayer, float32, computed from the stream before it runs."""
         raise NotImplementedError
 
     def score_block(
@@ -67,15 +68,15 @@ class Router:
         where: Where,
         noise: UInt32[Array, ""],
     ) -> Float[Array, "B T"]:
-        """The same for a block whose attention and MLP run for the same tokens, from the stream before both."""
+        """`score` for a block whose attention and MLP run for the same tokens, computed from the stream before both."""
         return self.score(scheme, stream, own, at[0], where, noise)
 
     def odds(self, scores: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """Float32 logarithms of the odds that a token runs, of a router that `judges`."""
+        """The log-odds that a token runs, float32. Only for a router that `judges`."""
         raise NotImplementedError
 
     def weigh(self, update: Float[Array, "B k D"], scores: Float[Array, "B k"]) -> Float[Array, "B k D"]:
-        """The update that is committed; a router with parameters gets its gradient here."""
+        """The update that is committed. A router with parameters gets its gradient through this factor."""
         return update
 
 
@@ -86,7 +87,8 @@ def routers() -> dict[str, type[Router]]:
 
 
 def find_router(name: str, scheme: Scheme, weight: str = "sigmoid") -> Router:
-    """The router of that name, fit for the scheme; "auto" is the scheme's own choice."""
+    """The router of that name; "auto" is the scheme's own choice. Raises UserError for an unknown name and for a router
+    that does not fit the scheme."""
     router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")(weight)
     router.check(scheme)
     return router

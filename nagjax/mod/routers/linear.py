@@ -12,7 +12,7 @@ from nagjax.residual.protocol import gate_parameter
 
 
 class Direction(nnx.Module):
-    """`w` [D], normal with variance 1/D: scores of unit variance at the start. Each sublayer has its own."""
+    """`w` [D] of one sublayer, starts normal with variance 1/D, so that scores have unit variance."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
         self.weight = gate_parameter(jax.random.normal(rngs.params(), (width,)) * width**-0.5, ("embed",))
@@ -25,10 +25,10 @@ WEIGHTS = {"tanh": lambda score: 1.0 + jnp.tanh(score), "sigmoid": jax.nn.sigmoi
 class LinearRouter(Router):
     """`s_i = <w, x_i>`; `x_i <- x_i + g(s_i) f(X_selected)_i` for the selected, the others pass unchanged.
 
-    Raposo et al. 2024, arXiv:2404.02258, whose g(s) = s (`score`) turns the sign of an update where the score of a
-    token that runs is negative: at the start, at a rate of an eighth, of two in five. `sigmoid` keeps it, as does
-    `tanh`, g(s) = 1 + tanh(s) in (0, 2), with which an update counts at the start as much as without a router, on
-    average over all tokens (experiments/LOG.md compares them). `x` is what the sublayer reads, the normalised residual.
+    Raposo et al. 2024, arXiv:2404.02258, have g(s) = s (`score`), which reverses an update if the score of a running
+    token is negative: at the start, at a rate of an eighth, for two in five of these tokens. `sigmoid` and `tanh` keep
+    the sign. `tanh` is g(s) = 1 + tanh(s) in (0, 2): at the start its average over all tokens is 1, the weight of an
+    update without a router (experiments/LOG.md compares them). `x` is what the sublayer reads, the normalised residual.
     """
 
     name: ClassVar[str] = "linear"

@@ -1,4 +1,4 @@
-"""The NAG router: the angle a sublayer is about to turn a token."""
+"""The NAG router: it scores a token by the angle by which a sublayer is about to rotate it."""
 
 import dataclasses
 from typing import ClassVar
@@ -11,13 +11,13 @@ from nagjax.mod.routers import Router
 
 @dataclasses.dataclass(frozen=True)
 class NAGRouter(Router):
-    """`score = |t|`, `t = alpha_l m_l(r)` the tangent of the coming rotation: no parameters of its own. A step size
-    that has learned to be negative turns as far as its positive.
+    """`score = |t|`, `t = alpha_l m_l(r)` the tangent of the coming rotation: no parameters of its own. A negative step
+    size rotates as far as the positive one of the same size.
 
-    The modulator learns through the update it scales, so the score itself needs no gradient. The idea is
-    of Figliolia & Millidge 2026, arXiv:2606.16112; capacities and thresholds on the angle are this project's design.
-    A block's score is the sum of its two, both of the direction before it: what the MLP is going to do once attention
-    has turned the token is not known then.
+    The modulator learns through the update that it scales, so the score itself needs no gradient. The idea is that of
+    Figliolia & Millidge 2026, arXiv:2606.16112; capacities and thresholds on the angle are this project's design. The
+    score of a block is the sum of the scores of its two sublayers, both computed from the direction before the block:
+    how far the MLP will rotate the token after attention is not known then.
     """
 
     name: ClassVar[str] = "nag"

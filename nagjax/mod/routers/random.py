@@ -13,8 +13,8 @@ from nagjax.mod.routers import Router
 class RandomRouter(Router):
     """Scores uniform in [0, 1), independent between sublayers, rows, documents and positions.
 
-    A score is a hash of where the token stands and of the pass's noise, never of its neighbours: decoding token by
-    token meets the same scores as a pass over the whole text.
+    A score is a hash of the token's place and of the pass's noise, and does not depend on other tokens: decoding token
+    by token gives the same scores as a pass over the whole text.
     """
 
     name: ClassVar[str] = "random"

@@ -15,7 +15,8 @@ LEAST = 2.0**-24  # probability, of which there are still odds
 
 
 class Classes(nnx.Module):
-    """`W` [2, D], normal with variance 1/D, and `b` [2], zeros: to run and to skip are as likely at the start."""
+    """`W` [2, D], starts normal with variance 1/D, and `b` [2] at zero: on average running and skipping start equally
+    likely."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
         self.weight = gate_parameter(jax.random.normal(rngs.params(), (2, width)) * width**-0.5, (None, "embed"))
@@ -26,11 +27,11 @@ class Classes(nnx.Module):
 class SkipClassRouter(Router):
     """`p_i = softmax(W x_i + b)_run`; `x_i <- x_i + p_i f(X_selected)_i` for the selected, the others pass unchanged.
 
-    A Mixture-of-Experts router with one expert, the sublayer, and one that does nothing: the no-op experts of Raposo et
-    al. 2024 (arXiv:2404.02258, integrated MoDE), the null experts of Zeng et al. 2024 (arXiv:2406.13233) and the zero
-    experts of Jin et al. 2024 (arXiv:2410.07348). What it has over the linear router is a score that is a probability:
-    one threshold can serve all sublayers (`--mod.capacity adaptive`), and a token has a choice of its own, which the
-    `balance` decider takes. Experts in an MLP have such classes by `--moe.skips`.
+    This is a Mixture-of-Experts router with one expert, the sublayer, and one that does nothing: the no-op experts of
+    Raposo et al. 2024 (arXiv:2404.02258, integrated MoDE), the null experts of Zeng et al. 2024 (arXiv:2406.13233) and
+    the zero experts of Jin et al. 2024 (arXiv:2410.07348). Unlike the linear router's, its score is a probability: one
+    threshold can serve all sublayers (`--mod.capacity adaptive`), and a token has a choice of its own, which the
+    `balance` decider uses. For the experts of an MLP, `--moe.skips` adds such classes.
     """
 
     name: ClassVar[str] = "skip_class"

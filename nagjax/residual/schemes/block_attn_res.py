@@ -14,8 +14,8 @@ from nagjax.residual.schemes.plain import Plain
 
 
 class Sources(NamedTuple):
-    """`values`: the embedding, then the sum of each block's updates (so far, for the current block). `written`: 1 where
-    there is a value already, else 0. `normed`: what the next reader reads."""
+    """`values`: the embedding, then the sum of each block's updates (for the current block, of those so far).
+    `written`: 1 for a source that has a value already, else 0. `normed`: what the next reader reads."""
 
     values: Float[Array, "B T N D"]
     written: Float[Array, "B T N"]
@@ -23,7 +23,7 @@ class Sources(NamedTuple):
 
 
 class Query(nnx.Module):
-    """w of the reader after this sublayer, zeros at first."""
+    """w of the reader after this sublayer; it starts at zero."""
 
     def __init__(self, width: int):
         self.query = gate_parameter(jnp.zeros((width,)), ("embed",))
@@ -37,8 +37,9 @@ class BlockAttnRes(Plain):
 
     A block is `ceil(sublayers / blocks)` sublayers; the last may be shorter. With no more sublayers than blocks this is
     Full AttnRes. Queries start at zero, so a new model reads in the direction of the ordinary residual. The keys' norm
-    has no gain, since w could absorb it. The first sublayer has one source and needs no w; therefore a reader's w
-    is kept with the sublayer before it. Telemetry measures the sum of all sources, the ordinary residual.
+    has no gain, since w could absorb it. The first sublayer has only one source and needs no w; therefore the w of
+    every other reader is stored with the sublayer before it. Telemetry measures the sum of all sources, the ordinary
+    residual.
     """
 
     name: ClassVar[str] = "block_attn_res"
@@ -80,7 +81,8 @@ class BlockAttnRes(Plain):
         return self.attend(stream.values, stream.written, at)
 
     def bridge(self, stays, places, blocks: int) -> Bridge:
-        """The query of the next reader is kept with the sublayer before it, also where that is removed."""
+        """Each reader takes over the query that is stored with the sublayer before it, even if that sublayer is
+        removed."""
         own = super().bridge(stays, places, blocks)
         return own._replace(gates=[reader - 1 for reader in own.entries[1:]])
 

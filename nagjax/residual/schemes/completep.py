@@ -15,8 +15,9 @@ class CompleteP(PreNorm):
     """`h <- h + (L / base_depth)^-exponent f_l(RMSNorm_l(h))`, L the number of blocks.
 
     Dey et al. 2025, "Don't be lazy: CompleteP enables compute-efficient deep transformers", arXiv:2505.01618, Table 1:
-    exponent 1 is CompleteP, 1/2 depth-muP, 0 muP. No branch has scaled initial values. The hidden matrices' learning
-    rate is proportional to `(L / base_depth)^(exponent - 1)` and to 1/width: at exponent 1 it is independent of depth.
+    exponent 1 is CompleteP, 1/2 depth-muP, 0 muP. Initial values are ordinary: no branch is scaled. The hidden
+    matrices' learning rate is proportional to `(L / base_depth)^(exponent - 1)` and to 1/width: at exponent 1 it is
+    independent of depth.
 
     This is the residual alone, with one learning rate for all parameters. `--parametrization completep` adds the rest
     of Table 1: rates, decay and epsilon by role, width and depth (`nagjax/model/parametrization.py`). In a pruned model

@@ -16,12 +16,12 @@ class DeepNorm(PostLN):
     2022, arXiv:2203.00555, the rule for decoder-only models, with RMSNorm in place of LayerNorm; constants as in
     torchscale's decoder.
 
-    The initial values of attention's values and output and of both maps of the feed-forward branch are divided by
-    `(8 L)^(1/4)`; queries and keys are not. Some published "DeepNorm" results use something else: alpha fixed at 2.83
-    (right for 32 blocks) and initial values *multiplied* by that factor. Choices where the source is silent: before the
-    division, initial values are the library's normal of variance 1/fan-in, not Xavier's; in a gated feed-forward branch
-    only the up projection is divided, so that the branch starts scaled by 1/sqrt(8 L), as attention does (torchscale
-    also divides one of the two, the one inside the activation).
+    The initial values of attention's values and output and of the feed-forward branch's up and down projections are
+    divided by `(8 L)^(1/4)`; queries and keys are not. Some published "DeepNorm" results use something else: alpha
+    fixed at 2.83 (right for 32 blocks) and initial values *multiplied* by `(8 L)^(1/4)`. Choices where the source is
+    silent: before the division, initial values are the library's normal of variance 1/fan-in, not Xavier's; in a gated
+    feed-forward branch the gate is not divided, so that the branch starts scaled by 1/sqrt(8 L), as attention does
+    (torchscale also divides one of the gate and up projections, the one inside the activation).
     """
 
     name: ClassVar[str] = "deepnorm"

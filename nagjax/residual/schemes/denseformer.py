@@ -15,7 +15,7 @@ from nagjax.residual.schemes.plain import Plain
 
 class History(NamedTuple):
     """`past`: the embedding and the block outputs at the averaging points so far; zeros for later points. `weights`:
-    alpha, flattened by rows, the same for every token; it is in the stream because `advance` cannot reach it otherwise.
+    alpha, flattened by rows, the same for every token; it is in the stream because `advance` has no access to `ends`.
     `hidden`: the residual. `normed`: what the next reader reads."""
 
     past: Float[Array, "B T N D"]
@@ -25,7 +25,8 @@ class History(NamedTuple):
 
 
 class Weights(nnx.Module):
-    """alpha [points, points + 1]; row m is for point m + 1 and starts at 1 for its own block, 0 for earlier ones."""
+    """alpha [points, points + 1]; row m belongs to point m + 1 and starts at 1 for its own block, 0 for earlier
+    ones."""
 
     def __init__(self, points: int):
         self.alpha = gate_parameter(jnp.eye(points, points + 1, 1), (None, None))
@@ -38,11 +39,12 @@ class DenseFormer(Plain):
     Section 3.
 
     alpha starts at 1 for j = i and 0 otherwise, which is a pre-norm model. Every `ceil(blocks / points)`-th block is a
-    point: the paper's k x p form with dilation k equal to period p (the paper's 4 x 5 has k and p differ). So memory
+    point: the paper's k x p form with dilation k equal to period p (in the paper's 4 x 5, k and p differ). So memory
     for past outputs does not grow with depth. With no more blocks than points it is the dense form.
 
-    A block's MLP takes the average when it commits its update. A token that skips the MLP keeps its residual, so that
-    it takes none there; what it has is still in later averages. Where no MLP runs (`--mod.mlp-rate 1`), none is taken.
+    A block's MLP takes the average when it commits its update. A token that skips the MLP keeps its residual, without
+    averaging at this point; later averages still include its output. Where no MLP runs (`--mod.mlp-rate 1`), no average
+    is taken.
     """
 
     name: ClassVar[str] = "denseformer"
@@ -67,7 +69,7 @@ class DenseFormer(Plain):
         return History(past, weights, embedding, self.normalise(embedding, at))
 
     def kept(self, past: Float[Array, "B T N D"], hidden, at: Boundary) -> Float[Array, "B T N D"]:
-        """The past; at a point, with this block's output added."""
+        """The past outputs; at a point, with this block's output added."""
         here, number = self.point(at)
         before = jax.lax.dynamic_index_in_dim(past, number, axis=2)
         own = jnp.where(here, hidden[..., None, :], before)

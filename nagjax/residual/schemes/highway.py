@@ -14,7 +14,7 @@ from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 
 class StateGate(nnx.Module):
-    """`sigmoid(W h + b)`, W [D, D] normal 0.02 at every width, b [D] zeros."""
+    """`sigmoid(W h + b)`. W [D, D] starts normal with standard deviation 0.02 at every width, b [D] at zero."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
         weight = 0.02 * jax.random.normal(rngs.params(), (width, width), jnp.float32)
@@ -26,17 +26,16 @@ class StateGate(nnx.Module):
         return jax.nn.sigmoid(product + self.bias[...])
 
     def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
-        """Parameters with which the gate is `mean` for every token."""
+        """The parameter values with which the gate is `mean` for every token."""
         return {"weight": jnp.zeros_like(self.weight[...]), "bias": logit(mean)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Highway(PreNorm):
     """`r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
-    arXiv:2606.31859 compares Review Residuals. There gates decay as all parameters do; here not, unless `--decay` names
-    them. W starts with a standard deviation of 0.02, as there, at every width and under every parametrization: what it
-    makes of a state of unit size is 0.02 sqrt(D).
-    """
+    arXiv:2606.31859 compares Review Residuals. That paper decays the gates as it decays all parameters; here gates do
+    not decay, unless `--decay` names them. W starts with the paper's standard deviation of 0.02 at every width and
+    under every parametrization, so that W h has standard deviation 0.02 sqrt(D) for a state of unit RMS."""
 
     name: ClassVar[str] = "highway"
     title: ClassVar[str] = "Highway (additive)"
@@ -48,7 +47,7 @@ class Highway(PreNorm):
         return sublayer.sublayers**-0.5
 
     def carry(self, gate):
-        """The share of the old state that is kept."""
+        """The factor on the old state."""
         return 1.0
 
     def advance(self, stream: PreNormStream, update, at: Boundary):

@@ -10,9 +10,9 @@ from nagjax.residual.schemes.highway import Highway
 class HighwayConvex(Highway):
     """`h <- (1 - r) * h + r * f(RMSNorm(h))`, `r = sigmoid(W h + b)`.
 
-    Every sublayer forgets part of the state, so gradients vanish with depth. arXiv:2606.31859, "Depth stability", says
-    that the convex form of its own gate, which reads the update too, does not train beyond about 20 layers; of this one
-    it says nothing. experiments/review_depth.py has both.
+    Every sublayer forgets part of the state, so gradients vanish with depth. arXiv:2606.31859, "Depth stability",
+    reports for the convex form of its own gate, which also reads the update, that it does not train beyond about 20
+    layers; it reports nothing on this form. experiments/review_depth.py tests both.
     """
 
     name: ClassVar[str] = "highway_convex"

@@ -16,7 +16,8 @@ DYNAMIC_START = 0.01  # s
 
 
 class Reading(Gain):
-    """The norm's gain, and A_m as its difference from its initial value."""
+    """Parameters of a reader: the norm's gain, and those of A_m, whose static part is stored as its difference from its
+    initial value."""
 
     def __init__(self, width: int, streams: int):
         super().__init__(width)
@@ -26,7 +27,7 @@ class Reading(Gain):
 
 
 class Writing(nnx.Module):
-    """A_r and B."""
+    """Parameters of A_r and B."""
 
     def __init__(self, width: int, streams: int):
         self.mixing = gate_parameter(jnp.eye(streams), (None, None))
@@ -43,12 +44,12 @@ class HyperConnections(MultiStream):
     A_r [n, n] and B [n]: dynamic Hyper-Connections (DHC), Zhu et al. 2024, arXiv:2409.19606, Section 2.
 
     Initially W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k = 1, 2, ... reads stream (k - 1) mod n, so that
-    every stream is the ordinary pre-norm residual. Output projections start 1/sqrt(n) as large: the paper (Section 4)
-    scales them "by a factor of sqrt(n)" so that the sum of the streams has the spread that it had without them, which
-    this comes nearer to than sqrt(n) does. The head reads through an A_m too, which starts as the paper's sum of all
-    streams. `norm` is an RMSNorm (the authors': LayerNorm) without a gain, since W could absorb it. A_m has its own s;
-    the authors' code shares one between A_m and A_r. The authors decay W and nothing else of these; here all of it is
-    gates, which do not decay.
+    every stream is the ordinary pre-norm residual. Output projections start 1/sqrt(n) as large. The paper (Section 4)
+    scales them "by a factor of sqrt(n)" so that the sum of the streams keeps the standard deviation of an ordinary
+    residual; the factor 1/sqrt(n) comes nearer to this aim than sqrt(n). The head reads through an A_m, too, which
+    starts as the sum of all streams, as in the paper. `norm` is an RMSNorm (the authors': LayerNorm) without a gain,
+    since W could absorb it. A_m has its own s; the authors' code shares one between A_m and A_r. Of these parameters
+    the authors decay only W; here all of them are gates, which do not decay.
     """
 
     name: ClassVar[str] = "hyper_connections"

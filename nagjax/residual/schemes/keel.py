@@ -20,11 +20,11 @@ class Keel(PreNorm):
     `h <- h + f_1(N_1(h))`, and the MLP's skip has weight 1. Initial values are ordinary: no branch is scaled.
 
     Choices where the source is silent: RMSNorm; the head reads the last state through a norm of its own, as every
-    sublayer does; the first attention has no N', so its gain multiplies the update, which its output projection could
-    do as well. In a pruned model S is the number before pruning.
+    sublayer does; the first attention has no N', so its gain multiplies the update instead, which its output projection
+    could do as well. In a pruned model S is the number before pruning.
 
-    An update is about 1/S of the state it is added to. With some hundred sublayers, bfloat16, which resolves 1/256,
-    keeps only the coarse part of each update.
+    An update is about 1/S of the state to which it is added. With some hundred sublayers, bfloat16, which resolves
+    1/256, keeps only the coarse part of each update.
     """
 
     name: ClassVar[str] = "keel"

@@ -14,7 +14,7 @@ from nagjax.residual.protocol import Boundary, SublayerIndex
 
 
 class Affine(nnx.Module):
-    """Gain and bias of one LayerNorm, start at 1 and 0."""
+    """Gain and bias of one LayerNorm. The gain starts at 1, the bias at 0."""
 
     def __init__(self, width: int):
         self.gain = parameter(jnp.ones((width,), jnp.float32), ("embed",), "norm")
@@ -25,7 +25,8 @@ class Affine(nnx.Module):
 class LayerNorm(PreNorm):
     """`h <- h + f_l(LN_l(h))`, `LN(h) = gain (h - mean(h)) / sqrt(var(h) + epsilon) + bias`.
 
-    LayerNorm: Ba, Kiros & Hinton 2016, arXiv:1607.06450. As pre-norm: GPT-2 (Radford et al. 2019). Float32 statistics.
+    LayerNorm: Ba, Kiros & Hinton 2016, arXiv:1607.06450. In pre-norm position: GPT-2 (Radford et al. 2019). Mean and
+    variance are computed in float32.
     """
 
     name: ClassVar[str] = "layer_norm"

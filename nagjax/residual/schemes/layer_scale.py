@@ -12,7 +12,7 @@ from nagjax.residual.schemes.skip_init import SkipInit
 
 
 class Factors(nnx.Module):
-    """One number per feature."""
+    """One learned factor per feature."""
 
     def __init__(self, width: int, start: float):
         self.value = gate_parameter(jnp.full((width,), start, jnp.float32), ("embed_out",))
@@ -22,8 +22,8 @@ class Factors(nnx.Module):
 class LayerScale(SkipInit):
     """`h <- h + lambda_l * f_l(RMSNorm_l(h))`, lambda_l [D]. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
 
-    lambda starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond; all other initial values are ordinary. The factors
-    learn at the matrices' rate, without weight decay.
+    lambda starts at 0.1 in models of up to 18 blocks, at 1e-5 up to 24 and at 1e-6 beyond; all other initial values are
+    ordinary. The factors learn at the matrices' rate, without weight decay.
     """
 
     name: ClassVar[str] = "layer_scale"

@@ -14,7 +14,8 @@ class LNS(PreNorm):
     """`x = RMSNorm(h) / sqrt(b)` for both sublayers of block b = 1, 2, ...; the final norm is not scaled.
 
     Sun et al. 2025, "The Curse of Depth in Large Language Models", arXiv:2502.05795. The factor multiplies the norm's
-    output, after its gain. It replaces a depth-scaled initialisation and is not combined with one (Table 6 there).
+    output, after the norm's gain. It replaces a depth-scaled initialisation; the paper's Table 6 does not combine the
+    two.
     """
 
     name: ClassVar[str] = "lns"

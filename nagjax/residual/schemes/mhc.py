@@ -17,7 +17,7 @@ ALPHA_START = 0.01
 
 
 class Projection(nnx.Module):
-    """`alpha (x phi) + b`, x [n, D] of RMS 1: phi normal with variance 1/(n D), b zeros."""
+    """`alpha (x phi) + b`, x [n, D] of RMS 1: phi starts normal with variance 1/(n D), b at zero."""
 
     def __init__(self, width: int, streams: int, outputs: int, rngs: nnx.Rngs):
         phi = jax.random.normal(rngs.params(), (streams, width, outputs), jnp.float32) * (streams * width) ** -0.5
@@ -32,7 +32,7 @@ class Projection(nnx.Module):
 
 
 class Reading(Gain):
-    """The norm's gain, and H_pre."""
+    """Parameters of a reader: the norm's gain, and those of H_pre."""
 
     def __init__(self, width: int, streams: int, rngs: nnx.Rngs):
         super().__init__(width)
@@ -40,7 +40,7 @@ class Reading(Gain):
 
 
 class Writing(nnx.Module):
-    """H_post and H_res."""
+    """Parameters of H_post and H_res."""
 
     def __init__(self, width: int, streams: int, rngs: nnx.Rngs):
         self.post = Projection(width, streams, streams, rngs)
@@ -83,8 +83,8 @@ class MHC(MultiStream):
 
 
 def sinkhorn(logits: Float[Array, "... N N"]) -> Float[Array, "... N N"]:
-    """`exp(logits)` made doubly stochastic: rows sum to 1, columns nearly. Divides in log space, where no entry
-    underflows, however far apart the logits are."""
+    """Makes `exp(logits)` doubly stochastic: rows sum to 1, columns nearly. The divisions are done in log space, where
+    no entry underflows, however far apart the logits are."""
 
     def step(logs, _):
         return jax.nn.log_softmax(jax.nn.log_softmax(logs, axis=-2), axis=-1), None

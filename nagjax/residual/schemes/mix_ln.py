@@ -18,11 +18,11 @@ class MixLN(PreNorm):
     """`h <- gain * unit(h + f_l(h))` in the first floor(post L) of L blocks, `h <- h + f_l(gain_l * unit(h))` in the
     rest, `unit(x) = x / rms(x)`; the head reads `gain * unit(h)`. Li et al. 2024, arXiv:2412.13795.
 
-    There is one gain for each reader, as in plain pre-norm. These are as many gains as in the source and express the
-    same functions, but two are elsewhere: a Post-LN sublayer uses the gain in the next reader's entry. So the first
-    Pre-LN sublayer, whose entry is already used, reads `unit(h)`, and the first Post-LN sublayer's entry is a gain on
-    the embedding that it reads. Both are gains on a branch's input, which its matrices can absorb. With
-    `post` 1 there is no Pre-LN sublayer, and the head takes the place of the first one: it reads `unit(h)`.
+    There is one gain for each reader, as in plain pre-norm. The number of gains is that of the source, and the model
+    expresses the same functions, but a Post-LN sublayer uses the gain in the next reader's entry. This moves two gains.
+    The first Pre-LN sublayer, whose entry is already used, reads `unit(h)`; the entry of the first Post-LN sublayer is
+    a gain on the embedding that it reads. Both gains would act on a branch's input, whose matrices can absorb them.
+    With `post` 1 there is no Pre-LN sublayer, and the head takes the place of the first one: it reads `unit(h)`.
     """
 
     name: ClassVar[str] = "mix_ln"
@@ -32,7 +32,7 @@ class MixLN(PreNorm):
     post: Share = 0.25  # share of the blocks that are Post-LN: the first ones
 
     def border(self, at: Boundary) -> Int[Array, ""]:
-        """The last Post-LN sublayer; 0 if there is none."""
+        """The number of the last Post-LN sublayer; 0 if there is none."""
         blocks = jnp.asarray(at.blocks, jnp.float32)
         post = jnp.floor(self.post * blocks + 1e-4).astype(jnp.int32)  # tolerates a product just below an integer
         return jnp.minimum(2 * post, at.sublayers)  # the last block may have a single sublayer
@@ -51,8 +51,9 @@ class MixLN(PreNorm):
         return PreNormStream(hidden, self.normalise(hidden, at)), jnp.ones((1, 1, 1), jnp.float32)
 
     def bridge(self, stays, places, blocks: int) -> Bridge:
-        """A Post-LN block normalises by the entry of the reader after it. If that is removed, the next one has it
-        instead, unless it needs its own, as all Pre-LN blocks but the first do: there the model becomes another."""
+        """A Post-LN block normalises by the entry of the reader after it. If that reader is removed, the next reader
+        takes over its entry, unless this reader needs its own, as all Pre-LN blocks but the first do; then pruning
+        changes the function of the model."""
         own, post = super().bridge(stays, places, blocks), math.floor(self.post * blocks + 1e-4)
         free = [place <= post for place in (*places, blocks)]  # readers that do not use their entry themselves
         after = [before + 1 if free[it] else it for before, it in zip(stays, own.entries[1:], strict=True)]

@@ -1,4 +1,4 @@
-"""NAG, the norm-agnostic residual: direction and log-norm are kept apart, and every update is a controlled rotation."""
+"""NAG, the norm-agnostic residual: it keeps direction and log-norm apart, and every update is a controlled rotation."""
 
 import dataclasses
 import math
@@ -20,15 +20,16 @@ MIXTURE_FLOOR = 1e-6  # x ** beta has an infinite derivative at 0
 
 
 class NAGStream(NamedTuple):
-    """`direction` has unit RMS and no mean; the ordinary residual would be `exp(log_norm) * direction`."""
+    """`direction` has unit RMS and mean 0; the ordinary residual would be `exp(log_norm) * direction`."""
 
     direction: Float[Array, "B T D"]
     log_norm: Float[Array, "B T"]
 
 
 def _lanes_at_start(centred: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
-    """`split_lanes`. A row of zeros has no direction, and 1/rms, up to 1e15, would be the gain of its gradient, which
-    would rule a whole batch's: as in `nag_update`, its gradient is that of a row that is not normalised."""
+    """`split_lanes`, with another gradient for rows of zeros. Such a row has no direction, and the factor 1/rms, up to
+    1e15, would let its gradient dominate that of the whole batch. As in `nag_update`, its gradient is that of a row
+    that is not normalised."""
     live = jnp.mean(centred**2, axis=-1, keepdims=True) > EPS_UPDATE
     fixed = jax.lax.stop_gradient(centred)
     direction, log_norm = split_lanes(jnp.where(live, centred, fixed))
@@ -36,7 +37,8 @@ def _lanes_at_start(centred: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D
 
 
 def _kept(direction: Float[Array, "B T D"], log_norm: Float[Array, "B T"]) -> NAGStream:
-    """With float64 rows an op returns a float64 log-norm, but a scan's carry keeps its dtype."""
+    """The stream with a float32 log-norm: an op returns a float64 one for float64 rows, but the carry of a scan must
+    keep its dtype."""
     return NAGStream(direction, log_norm.astype(jnp.float32))
 
 
@@ -55,21 +57,21 @@ class Modulator(nnx.Module):
         return self.of(direction @ self.weight[...].astype(direction.dtype))
 
     def of(self, product: Float[Array, "B T C"]) -> Float[Array, "B T"]:
-        """m, from the product of the direction with `weight`."""
+        """m, given the product of the direction with `weight`. Float32."""
         _, bias, logits, beta = self.wide()
         mixture = jax.nn.sigmoid(product.astype(jnp.float32) + bias) @ jax.nn.softmax(logits)
-        # Not as a power: its gradient takes longer than all else here, on a CPU.
+        # exp and log instead of a power, whose gradient on a CPU takes longer than all the rest of this function.
         return jnp.exp(beta * jnp.log(jnp.maximum(mixture, MIXTURE_FLOOR)))
 
     def wide(self) -> tuple[Float[Array, "D C"], Float[Array, " C"], Float[Array, " C"], Float[Array, ""]]:
-        """Weight, bias, logits and the softplus of beta, float32."""
+        """Weight, bias, logits and softplus(beta), all float32."""
         weight, bias, logits, beta = (
             own[...].astype(jnp.float32) for own in (self.weight, self.bias, self.logits, self.beta)
         )
         return weight, bias, logits, jax.nn.softplus(beta)
 
     def held_at(self, mean: Float[Array, "*L 1"]) -> dict[str, Float[Array, "..."]]:
-        """Parameters with which m is `mean` for every token."""
+        """The parameter values with which m is `mean` for every token."""
         mixture = mean ** (1.0 / jax.nn.softplus(self.beta[...]))[..., None]
         bias = jnp.broadcast_to(logit(mixture), self.bias[...].shape)
         return {"weight": jnp.zeros_like(self.weight[...]), "bias": bias}
@@ -97,9 +99,9 @@ class NAG(Scheme):
     and all gate parameters learn at `gate_rate` times the matrices' rate without weight decay (both prevent gates from
     closing early); the embedding is centred when it is looked up; the head's gain g is a learned scalar in log space,
     initialised so that the first logits have a standard deviation of one half at every width and depth. Only the sum of
-    g and of log G, the paper's gain on the embedding, counts; both learn, so that it moves at twice their rate. An
-    update of zeros has no direction: it leaves r and still adds to s, so a branch whose last layer starts at 0 makes
-    the logits sharper until it moves.
+    g and log G (G is the paper's gain on the embedding) affects the model; both learn, so the sum moves at twice their
+    rate. An update of zeros has no direction: it leaves r unchanged and still adds to s, so a branch whose last layer
+    starts at 0 makes the logits sharper until this layer has moved.
     """
 
     name: ClassVar[str] = "nag"
@@ -115,7 +117,8 @@ class NAG(Scheme):
     ramp: Annotated[float, Range(ge=0, lt=1)] = 0.05  # share of the training over which alpha rises from 0
 
     def default_rate(self, width, depth):
-        """Lower with depth: every branch is scale-free, so all of them move at each step, whatever their number."""
+        """It falls with depth beyond 24 blocks: every branch is scale-free, so all branches move at each step, whatever
+        their number."""
         return super().default_rate(width, depth) * min(1.0, 24 / depth)
 
     def trained(self):
@@ -126,14 +129,15 @@ class NAG(Scheme):
         return Modulator(width, self.directions, alpha, rngs)
 
     def embedding_std(self, width):
-        """Only the embedding's direction is read; its length just sets how fast the direction can learn."""
+        """Branches read only the embedding's direction; its length only sets how fast the direction can learn."""
         return width**-0.5
 
     def ends(self, width, embedding_std, rngs):
         return Ends(width, embedding_std)
 
     def ends_for(self, ends, sublayers):
-        """Without a ramp the log-norm has grown by the head already at the start, modulators being about one half."""
+        """Without a ramp, the rotations lengthen the log-norm from the first step on. The head's log gain is lowered by
+        the expected amount, with every modulator at about one half."""
         if not self.ramp:
             turns = (0.5 * index**-self.alpha_power for index in range(1, sublayers + 1))
             ends.decode[...] = ends.decode[...] - sum(0.5 * math.log1p(turn * turn) for turn in turns)
@@ -156,16 +160,17 @@ class NAG(Scheme):
         return stream.direction
 
     def alpha(self, at: Boundary) -> Float[Array, ""]:
-        """The sublayer's step size at this point of the training."""
+        """The sublayer's step size at this point of the training, float32."""
         ramp = jnp.minimum(at.progress / self.ramp, 1.0) if self.ramp else 1.0
         return ramp * at.gate.alpha[...].astype(jnp.float32)
 
     def turn(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
-        """tan of the angle by which the sublayer will rotate each token: known before its branch runs."""
+        """Tangent of the angle by which the sublayer will rotate each token, float32: it is known before the branch
+        runs."""
         return self.alpha(at) * self._opened(stream, at)
 
     def _opened(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
-        """m, for whose product the boundary may be asked."""
+        """m, from the boundary's `projected` if the branch has computed that."""
         return at.gate(stream.direction) if at.projected is None else at.gate.of(at.projected)
 
     def projection(self, stream: NAGStream, at: Boundary):
@@ -177,7 +182,7 @@ class NAG(Scheme):
             gate = self._opened(stream, at)
             return _kept(*nag_update(*rows, self.alpha(at) * gate)), gate[..., None]
         direction, log_norm, _ = nag_update_modulated(*rows, *own.wide(), self.alpha(at))
-        # The gate again, for telemetry: the compiler removes it unless it is read.
+        # Computes the gate again for telemetry; the compiler removes this unless it is read.
         return _kept(direction, log_norm), own(stream.direction)[..., None]
 
     def advance_rows(self, stream: NAGStream, rows: NAGStream, update, at: Boundary, indices):

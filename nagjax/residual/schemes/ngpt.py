@@ -18,13 +18,13 @@ TINY = 1e-12  # added to a mean square: a row of zeros stays zero
 
 
 def unit(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """float32."""
+    """x with unit RMS along the last axis, float32."""
     return unit_rms(x.astype(jnp.float32), TINY)
 
 
 class Scaled(nnx.Module):
-    """A learned factor, stored so that 1/sqrt(D) stands for its initial value. The size of Adam's steps does not depend
-    on the parameter's size, so the factor learns sqrt(D) times as fast (Section 2.5 of the source)."""
+    """A learned factor whose stored value 1/sqrt(D) stands for its initial value. The size of Adam's steps does not
+    depend on the size of a parameter, so the factor learns sqrt(D) times as fast (Section 2.5 of the source)."""
 
     def __init__(self, shape: tuple[int, ...], axes: tuple[str | None, ...], width: int):
         self.scale = gate_parameter(jnp.full(shape, width**-0.5, jnp.float32), axes)
@@ -35,25 +35,25 @@ class Scaled(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NGPT(Direct):
-    """`h <- Norm(h + abs(alpha_l) (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows
-    w_v.
+    """`h <- Norm(h + abs(alpha_l) (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>` with h and rows w_v
+    of unit length.
 
     Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere",
     arXiv:2410.01131. At initialisation and after every step, all matrices and both tables are normalised along their
     embedding axis: matrices that read the residual by column; those that write to it, and the tables, by row. alpha
     starts at `start`, s_z at 1; both are stored so that 1/sqrt(D) stands for the initial value.
 
-    The stream here has unit RMS, sqrt(D) times the source's unit length. So its product with a column of length 1 has
-    spread 1: the stream contains the factor sqrt(D) that the source puts before the MLP's nonlinearity. The outputs of
-    attention and MLP may have any scale, as Norm follows. The source's unit queries and keys with softmax scale
-    sqrt(d_head) are the library's QK-norm (on by default) with 1/sqrt(d_head).
+    The stream here has unit RMS, so its length is sqrt(D) times the source's unit length. Its product with a column of
+    length 1 therefore has standard deviation 1: the stream contains the factor sqrt(D) that the source puts before the
+    MLP's nonlinearity. The outputs of attention and MLP may have any scale, as Norm follows. The source's unit queries
+    and keys with softmax scale sqrt(d_head) are the library's QK-norm (on by default) with 1/sqrt(d_head).
 
-    Weight decay does nothing to a matrix that is normalised after each step, except that the step becomes
-    1 / (1 - rate * decay) times as long. The source uses neither decay nor warm-up; warm-up is an option of the
-    optimizer. Choices and omissions: s_z is one number instead of one per vocabulary entry, since a scheme does not
-    know the vocabulary; the factors s_u, s_v per hidden feature and s_qk per head and feature, behind the rotary
-    positions, stay at 1 (`block.qk_gain` has gains before them, of all heads or of a row). Optional gains and biases of
-    a block are not normalised.
+    Weight decay has one effect on a matrix that is normalised after each step: the step becomes 1 / (1 - rate * decay)
+    times as long. The source uses neither decay nor warm-up; warm-up is an option of the optimizer. Choices and
+    omissions: s_z is one number instead of one per vocabulary entry, since a scheme does not know the vocabulary; the
+    factors s_u, s_v per hidden feature and s_qk per head and feature, which follow the rotary positions, stay at 1
+    (`block.qk_gain` adds gains before the rotary positions, shared by all heads or for a whole row). Optional gains and
+    biases of a block are not normalised.
     """
 
     name: ClassVar[str] = "ngpt"
@@ -71,7 +71,7 @@ class NGPT(Direct):
         return Scaled((), (), width)
 
     def constrain(self, value, axes, role):
-        """Unit length along the embedding axis."""
+        """Normalises matrices and tables to unit length along the embedding axis."""
         if role not in ("matrix", "embedding", "head") or "embed" not in axes:
             return value
         axis = axes.index("embed") - len(axes)

@@ -16,8 +16,8 @@ class ORU(Plain):
     """`h <- h + u - (<h, u> / (<h, h> + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
 
     Oh et al. 2025, "Revisiting Residual Connections: Orthogonal Updates for Stable and Efficient Deep Networks",
-    arXiv:2505.11881, the feature-wise form: per token, over its features; tested there on vision models. The residual's
-    length only grows: `|h'|^2 = |h|^2 + |u_perp|^2` up to epsilon.
+    arXiv:2505.11881, in the feature-wise form: the products are taken per token, over its features. The paper tests it
+    on vision models. The residual's length never shrinks: `|h'|^2 = |h|^2 + |u_perp|^2` up to epsilon.
 
     Choices where the source is silent: initial values and norm are those of `plain`; products and lengths are float32.
     """

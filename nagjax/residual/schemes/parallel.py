@@ -15,9 +15,9 @@ class Parallel(LayerNorm):
     """`h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1); GPT-J
     has one norm for both.
 
-    Attention's update enters the residual at once; the MLP still reads the normalised residual from before it. A last
-    branch without a partner is added as in pre-norm. Between the two the residual does not tell what the MLP reads:
-    `rebuild` is for the ends of blocks.
+    Attention's update enters the residual at once; the MLP still reads the normalised residual from before attention. A
+    last branch without a partner is added as in pre-norm. Between attention and MLP the residual does not determine
+    what the MLP reads: use `rebuild` only at the ends of blocks.
     """
 
     name: ClassVar[str] = "parallel"

@@ -13,10 +13,11 @@ from nagjax.residual.schemes.sandwich import Sandwich
 
 @dataclasses.dataclass(frozen=True)
 class PeriLN(Sandwich):
-    """`h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, `unit(x) = x / rms(x)`. Kim et
-    al. 2025, arXiv:2502.02732.
+    """`h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, `unit(x) = x / rms(x)`. Kim et al.
+    2025, arXiv:2502.02732.
 
-    This is Sandwich-LN with a norm on the embedding e, and a final norm. The outer norm comes before the addition.
+    This is Sandwich-LN with a norm on the embedding e, and a final norm. The norm on a branch's output is applied
+    before the addition.
     """
 
     name: ClassVar[str] = "peri_ln"

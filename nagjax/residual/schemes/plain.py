@@ -1,4 +1,4 @@
-"""Plain pre-norm: the baseline of all other schemes."""
+"""Plain pre-norm: the baseline for all other schemes."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ class Plain(PreNorm):
     name: ClassVar[str] = "plain"
     title: ClassVar[str] = "plain pre-norm"
 
-    # From GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline
+    # GPT-2's initialisation, which makes the stronger baseline
     scaled_start: bool = True  # output projections start divided by the root of the number of sublayers
     epsilon: Fraction = 1e-6  # in the norm
 

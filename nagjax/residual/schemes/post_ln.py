@@ -18,8 +18,8 @@ class PostLN(Direct):
     """`h <- gain_l * unit(h + f_l(h))`, `unit(x) = x / sqrt(mean(x^2) + epsilon)`. Vaswani et al. 2017,
     arXiv:1706.03762, with RMSNorm in place of LayerNorm.
 
-    The first branch reads the embedding and the head the last state, both without a further norm. Initial values are
-    ordinary.
+    The first branch reads the embedding and the head reads the last state, both without a further norm. Initial values
+    are ordinary.
     """
 
     name: ClassVar[str] = "post_ln"

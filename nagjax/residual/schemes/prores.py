@@ -17,13 +17,14 @@ class ProRes(PreNorm):
     t is the share of the training done.
 
     Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining", arXiv:2603.05369, on pre-norm with
-    ordinary initial values. There, `a = min(step / (T b), 1)` with T = 1000 steps (500 from 96 blocks on), so the last
-    block has full weight after T L steps. Here `ramp` is the share of the training that these steps take: T steps per
-    block in a training of n steps is `ramp = T L / n`, which is 0.24 for T = 1000, 24 blocks and 100 000 steps.
+    ordinary initial values. The paper has `a = min(step / (T b), 1)` with T = 1000 steps (500 from 96 blocks on), so
+    the last block has full weight after T L steps. Here `ramp` is the share of the training that these steps take: T
+    steps per block in a training of n steps is `ramp = T L / n`, which is 0.24 for T = 1000, 24 blocks and 100 000
+    steps.
 
     Choices where the source is silent: a ramp longer than the training is refused, so that a finished model is plain
-    pre-norm; further training has no ramp. `ramp` 0 is pre-norm from the first step. In the first step, with t = 0,
-    no branch has a gradient.
+    pre-norm; further training has no ramp. With `ramp` 0 the model is pre-norm from the first step. In the first step,
+    with t = 0, no branch has a gradient.
     """
 
     name: ClassVar[str] = "prores"
@@ -36,7 +37,7 @@ class ProRes(PreNorm):
         return dataclasses.replace(self, ramp=0.0)
 
     def weight(self, at: Boundary) -> Float[Array, ""]:
-        """The factor on the sublayer's update at this point of the training."""
+        """The factor on the sublayer's update at this point of the training, float32."""
         if not self.ramp:
             return jnp.float32(1.0)
         block, blocks = jnp.maximum((at.index + 1) // 2, 1), at.blocks

@@ -16,7 +16,7 @@ from pallas_kernels import review_update
 
 
 class DenseGate(nnx.Module):
-    """`W_h`, `W_u` [D, D] and bias [D], all zeros: every gate starts at one half."""
+    """Parameters `W_h`, `W_u` [D, D] and the bias [D], all zeros: every gate starts at one half."""
 
     def __init__(self, width: int):
         self.state = gate_parameter(jnp.zeros((width, width)), ("embed", "embed_out"))
@@ -27,7 +27,7 @@ class DenseGate(nnx.Module):
         return state @ self.state[...].astype(state.dtype), update @ self.update[...].astype(update.dtype)
 
     def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
-        """Parameters with which the gate is `mean` for every token."""
+        """The parameter values with which the gate is `mean` for every token."""
         return {
             "state": jnp.zeros_like(self.state[...]),
             "update": jnp.zeros_like(self.update[...]),
@@ -36,7 +36,8 @@ class DenseGate(nnx.Module):
 
 
 class LowRankGate(nnx.Module):
-    """The same with low-rank matrices: `W = A B`, A normal with variance 1/D, B zeros, so gates start at one half."""
+    """The gate with low-rank matrices: `W = A B`. A starts normal with variance 1/D and B at zero, so gates start at
+    one half."""
 
     def __init__(self, width: int, rank: int, rngs: nnx.Rngs):
         down = jax.random.normal(rngs.params(), (2, width, rank), jnp.float32) * width**-0.5
@@ -49,7 +50,7 @@ class LowRankGate(nnx.Module):
         return (state @ down[0]) @ up[0], (update @ down[1]) @ up[1]
 
     def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
-        """Parameters with which the gate is `mean` for every token."""
+        """The parameter values with which the gate is `mean` for every token."""
         return {"up": jnp.zeros_like(self.up[...]), "bias": logit(mean)}
 
 
@@ -57,7 +58,7 @@ class LowRankGate(nnx.Module):
 class Review(PreNorm):
     """`r = sigmoid(W_h rms(h) + W_u rms(u) + b)`; `h <- h + r * u`, per channel.
 
-    Kramer 2026, arXiv:2606.31859. `rms()` is RMSNorm without a gain. It is applied after the matrix product: `h W`
+    Kramer 2026, arXiv:2606.31859. `rms()` is RMSNorm without a gain. It is applied after the matrix product: `h W` is
     divided by the root mean square of h. Output projections start scaled by 1/sqrt(number of sublayers). The authors'
     optimizer decays all parameters; here gates do not decay, unless `--decay` names them.
     """

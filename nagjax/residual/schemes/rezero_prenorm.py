@@ -19,10 +19,10 @@ from pallas_kernels import add_rms_norm
 class ReZeroPreNorm(PreNorm):
     """`h <- h + a_l f_l(h / rms(h))`, a_l a learned number per sublayer, 0 at the start; the head reads h, without a
     norm. The gates are from Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch from Xiong et al. 2020,
-    arXiv:2002.04745; the head without a norm is this project's.
+    arXiv:2002.04745; the head without a norm is this project's choice.
 
-    The norm has no gain, since the matrices after it could absorb it. The numbers learn at the matrices' rate, without
-    weight decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, with equality for updates along h_0, and a branch with a
+    The norm has no gain, since the matrices after it could absorb it. The numbers a_l learn at the matrices' rate,
+    without weight decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, with equality for updates along h_0. A branch with a
     normalised input is bounded by its matrices, so the gates limit how much the residual can grow.
     """
 

@@ -13,8 +13,8 @@ from nagjax.residual.protocol import Boundary, SublayerIndex
 @dataclasses.dataclass(frozen=True)
 class Sandwich(PreNorm):
     """`h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, and a final norm. Ding et al. 2021 (CogView), arXiv:2105.13290,
-    with RMSNorm in place of LayerNorm. The outer norm comes before the addition; its gain starts at 1.
-    """
+    with RMSNorm in place of LayerNorm. The norm on a branch's output is applied before the addition; its gain starts at
+    1."""
 
     name: ClassVar[str] = "sandwich"
     title: ClassVar[str] = "Sandwich-LN"

@@ -12,7 +12,7 @@ from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 
 class Scalar(nnx.Module):
-    """One number."""
+    """One learned number."""
 
     def __init__(self, start: float):
         self.value = gate_parameter(jnp.float32(start), ())
@@ -23,8 +23,8 @@ class SkipInit(PreNorm):
     """`h <- h + a_l f_l(RMSNorm_l(h))`, a_l a learned number per sublayer. De & Smith 2020, arXiv:2002.10444.
 
     The original has no norm in the branch and starts at 0. This is the form that arXiv:2502.05795 compares with:
-    pre-norm, started at 1/sqrt(L) for L blocks. Choice where the sources are silent: the numbers learn at the matrices'
-    rate, without weight decay.
+    pre-norm, started at 1/sqrt(L) for L blocks. Choice where the sources are silent: the numbers a_l learn at the
+    matrices' rate, without weight decay.
     """
 
     name: ClassVar[str] = "skip_init"

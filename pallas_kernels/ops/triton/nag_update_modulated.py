@@ -1,5 +1,5 @@
 """The two kernels of `nag_update_modulated`: a program takes ROWS rows and visits CHUNK columns of them at a time, as
-`nag_update_modulated_gpu` cuts them. GATES is C padded, HALVES the number of arrays the weight is the sum of."""
+`nag_update_modulated_gpu` cuts them. GATES is C padded, HALVES the number of arrays whose sum is the weight."""
 
 import triton
 import triton.language as tl

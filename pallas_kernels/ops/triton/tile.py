@@ -1,4 +1,4 @@
-"""What the kernels share: memory positions of a block of rows, and reading them as float32."""
+"""Helpers that the kernels share: memory positions of a block of rows, and reading rows as float32."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from triton.language import constexpr
 
 @triton.jit
 def tile(block, N: constexpr, D: constexpr, ROWS: constexpr, COLUMNS: constexpr):
-    """Of a block: its rows, which of them exist, its columns, their positions in memory, and the mask."""
+    """For a block: its rows, which of them exist, its columns, their positions in memory, and the mask."""
     row = block * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     place = row.to(tl.int64)[:, None] * D + column[None, :]
@@ -21,7 +21,7 @@ def load(ptr, place, mask):
 
 @triton.jit
 def vector(ptr, column, D: constexpr):
-    """`[1, COLUMNS]` of a float32 `[D]`."""
+    """A float32 `[D]` array as `[1, COLUMNS]`, with zeros beyond D."""
     return tl.load(ptr + column, mask=column < D, other=0.0)[None, :]
 
 
