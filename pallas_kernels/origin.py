@@ -82,7 +82,7 @@ def commit() -> str | None:
         return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True).stdout.strip()
 
     name = git("rev-parse", "--short", "HEAD")
-    changed = git("status", "--porcelain", "--", *CODE)
+    changed = git("status", "--porcelain", "--", *(f":(glob){pattern}" for pattern in CODE))
     return (f"{name}-dirty" if changed else name) or None
 
 

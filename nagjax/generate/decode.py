@@ -55,8 +55,8 @@ def _read(
 ) -> Rows:
     """Reads right-padded texts at positions from 0 into caches of `slots` tokens.
 
-    A token's slot in the cache is its position. A text's padding fills slots that its row's new tokens will take. Each
-    of these is overwritten before the first query that may see it, so padding is never attended to.
+    A token's slot in the cache is its position. A text's padding takes none: the slots after the text stay empty for
+    its row's new tokens.
     """
     model = nnx.merge(graph, params)
     batch, padded = texts.shape

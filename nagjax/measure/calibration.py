@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.model.transformer import Transformer
 from nagjax.train.head_loss import by_token
 from nagjax.train.loss import Batch
@@ -47,7 +48,9 @@ def reliability_on(
     model: Transformer, batches: Sequence[Batch], scales: Sequence[float] | None = None, **options
 ) -> Float[Array, "bins 3"]:
     """`reliability` of the model's predictions for the counted targets of all batches. scales: weight of a target of
-    each batch; by default 1. `options` go into the model's call."""
+    each batch; by default 1. `options` go into the model's call. Raises UserError without batches."""
+    if not batches:
+        raise UserError("batches", batches, "give at least one")
     graph, params = nnx.split(model)
 
     @jax.jit

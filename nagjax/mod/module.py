@@ -163,8 +163,8 @@ class MixtureOfDepths(nnx.Module):
         for an i outside of 1 .. S, rows that are not [B, T, D], a `where` of other shapes, a threshold without a cut if
         `causal`, and a cut if not.
         """
-        own = jax.tree.map(lambda all: all[i - 1], self.routing)
         slot, noise = self.residual.slot(i), self._number(noise)
+        own = jax.tree.map(lambda all: all[i - 1], self.routing)
         if cut is not None and not causal:
             raise UserError("cut", np.shape(cut), "top-k does not read it: give causal=True, or leave it out")
         return self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, UInt32
@@ -290,9 +291,9 @@ class Transformer(nnx.Module):
         cuts where `causal` or adaptive capacity needs them; and for a cache of routed tokens without `causal`, or of a
         model that is not causal.
         """
-        places = cache if isinstance(cache, int) else None
+        places = int(cache) if isinstance(cache, int | np.integer) else None
         tokens, where = checked(tokens, self.config, where, types, places)
-        cache = self.empty_cache(len(tokens), cache) if isinstance(cache, int) else cache
+        cache = cache if places is None else self.empty_cache(len(tokens), places)
         check_slots(where, cache, begins=places is not None)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))

@@ -40,7 +40,8 @@ def _bring(name: str, load: Callable[[], Any]) -> None:
         scheme = _whole(load())
         if scheme.name != name:
             raise UserError("scheme.name", scheme.name, f"name the entry point so, too; it is {name!r}")
-        register(scheme)
+        if name not in _registered:  # the user's own, or by the package itself
+            register(scheme)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         warnings.warn(f"the scheme {name!r}, an entry point of {SCHEME_GROUP}, cannot be had ({why})", stacklevel=3)

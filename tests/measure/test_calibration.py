@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nagjax.errors import UserError
 from nagjax.measure.calibration import confidence, expected_calibration_error, reliability, reliability_on
 from nagjax.measure.masked import MaskedBatch
 from nagjax.residual import find_scheme
@@ -67,3 +68,5 @@ def test_of_masked_text_the_masked_tokens_count():
     hidden = jnp.arange(16) % 5 == 0
     batch = MaskedBatch(*whole._replace(weights=jnp.broadcast_to(hidden, whole.tokens.shape).astype(jnp.float32)))
     assert reliability_on(model, [batch])[:, 0].sum() == batch.weights.sum() < batch.counted.sum()
+    with pytest.raises(UserError, match="batches = "):
+        reliability_on(model, [])

@@ -164,7 +164,7 @@ def test_a_gradient_through_all_sublayers_is_as_large_as_their_parameters_once()
 
 
 def test_what_does_not_fit_is_refused():
-    own = MixtureOfDepths(residual(), 0.25)
+    own, linear = MixtureOfDepths(residual(), 0.25), MixtureOfDepths(residual("plain"), 0.25, rngs=nnx.Rngs(0))
     x = jnp.ones((2, TOKENS, WIDTH))
     for call, field in (
         (lambda: MixtureOfDepths("nag", 0.5), "residual"),
@@ -186,6 +186,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: own(x[0], [tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [tanh] * 4, progress=1.0, causal=True), "cuts"),
         (lambda: own.advance(own.residual.open(x, 1.0), tanh, 0), "i"),
+        (lambda: linear.advance(linear.residual.open(x, 1.0), tanh, 1.5), "i"),
         (lambda: own.advance(own.residual.open(x, 1.0), tanh, 1, causal=True, cut=jnp.zeros(TOKENS)), "cut"),
         (lambda: own(x, [tanh] * 4, progress=1.0, where=Where.whole(1, TOKENS)), "where"),
         (lambda: own(x, [tanh] * 4, progress=1.0, where=jnp.ones((2, TOKENS))), "where"),

@@ -145,7 +145,7 @@ def test_a_token_that_a_cache_has_no_slot_for_is_refused(cca):
     model, tokens = make(depth=1, block=BlockConfig(cca=cca)), jnp.ones((1, 4), jnp.int32)
     at = lambda first, real=4: Where(*((jnp.arange(4) < real)[None] * 1, first + jnp.arange(4)[None]))  # noqa: E731
     cache = model(tokens, at(0), cache=6).cache
-    for run in (lambda: model(tokens, at(4), cache=cache), lambda: model(tokens, at(3), cache=6)):
+    for run in (lambda: model(tokens, at(4), cache=cache), lambda: model(tokens, at(3), cache=np.int64(6))):
         with pytest.raises(UserError, match="where.positions = [67]: the cache holds the positions 0 to 5"):
             run()
     model(tokens, at(2), cache=cache)

@@ -87,6 +87,12 @@ def test_a_scheme_of_an_installed_package_is_known(brought):
     assert asked == [True]
 
 
+def test_a_users_own_scheme_stays_beside_an_installed_one_of_its_name(brought):
+    own = registry.register(type("Own", (Post,), {}))
+    brought["post_of_the_test"] = types.SimpleNamespace(load=lambda: Post)
+    assert nagjax.find_scheme("post_of_the_test") is own
+
+
 def test_a_broken_package_is_told_and_leaves_the_others(brought):
     def broken():
         raise ImportError("no module of that name")
