@@ -9,7 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 number=$1 out=$2 earlier=${3:-} minutes=${4:-8.3}
 python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target /tmp/nagjax-site .wheels/*.whl
-export PYTHONPATH=/tmp/nagjax-site NAGJAX_COMMIT=$(cat .wheels/COMMIT) PYTHONUNBUFFERED=1
+NAGJAX_COMMIT=$(cat .wheels/COMMIT)
+export NAGJAX_COMMIT PYTHONPATH=/tmp/nagjax-site PYTHONUNBUFFERED=1
 mkdir -p "$out"
 if [ -n "$earlier" ]; then cp "$earlier"/*.jsonl "$out"/ || true; fi  # none is no reason to stop here
 

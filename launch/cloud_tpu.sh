@@ -15,11 +15,16 @@ BUCKET=${BUCKET:?a bucket with hierarchical namespace, mounted on every host: ch
 STEPS=${STEPS:-55000}                           # of 64 x 2048 tokens: 7.2 billion, 20 for each parameter
 OPTIONS=${OPTIONS:---preset 350M --remat block --batch 64 --mesh.fsdp 16 \
   --data.path /mnt/nagjax/corpus --out /mnt/nagjax/runs/nag}
+OPTIONS=${OPTIONS//$'\n'/ }                      # one line of the command below
+BUCKET=${BUCKET#gs://}
 
 tpus() { gcloud compute tpus "$@" --project "$PROJECT" --zone "$ZONE"; }
 
 state() { tpus queued-resources describe "$NAME" --format 'value(state.state)' 2>/dev/null || true; }
 
+is() { case " $1 " in *" $2 "*) ;; *) return 1 ;; esac; }  # whether the first, several words, has the second
+
+while is "SUSPENDING DELETING" "$(state)"; do sleep 30; done  # just after a preemption
 case "$(state)" in
   SUSPENDED | FAILED) tpus queued-resources delete "$NAME" --force --quiet ;;
 esac
@@ -32,21 +37,29 @@ if [ -z "$(state)" ]; then
   # shellcheck disable=SC2086
   tpus queued-resources create "$NAME" --node-id "$NAME" --accelerator-type "$TYPE" --runtime-version "$RUNTIME" $CAPACITY
 fi
-until [ "$(state)" = ACTIVE ]; do
-  case "$(state)" in FAILED | SUSPENDED) echo "the queued resource is $(state)" >&2; exit 1 ;; esac
+silent=0
+until now=$(state); [ "$now" = ACTIVE ]; do
+  [ -n "$now" ] && silent=0 || silent=$((silent + 1))  # no answer: the network, or somebody has deleted it
+  if [ $silent = 10 ] || is "FAILED SUSPENDED SUSPENDING DELETING" "$now"; then
+    echo "the queued resource is ${now:-gone}" >&2
+    exit 1
+  fi
   sleep 30
 done
 
 # The same command on every host: they find each other through the slice's own metadata. It is set up on each start.
+# gcloud runs it once more where ssh breaks off, while the first one trains on: the lock lets in one.
 tpus tpu-vm ssh "$NAME" --worker all --command "
   set -e
   command -v gcsfuse >/dev/null || { echo 'install gcsfuse on the hosts, or mount another shared file system' >&2; exit 1; }
   if ! mountpoint -q /mnt/nagjax; then  # once it is mounted, root may not look into it
     sudo mkdir -p /mnt/nagjax && sudo chown \$USER /mnt/nagjax
-    gcsfuse $BUCKET /mnt/nagjax
+    gcsfuse --metadata-cache-ttl-secs 10 $BUCKET /mnt/nagjax  # on large machines it would never look again
   fi
+  exec 9>~/.nagjax.lock
+  flock -n 9 || { echo 'a training still runs on this host: stop it first' >&2; exit 1; }
   if ! test -x ~/nagjax/bin/python; then
-    command -v python3.12 >/dev/null || { sudo add-apt-repository -y ppa:deadsnakes/ppa; sudo apt-get install -y python3.12-venv; }
+    command -v python3.12 >/dev/null || { sudo add-apt-repository -y ppa:deadsnakes/ppa; sudo apt-get -o DPkg::Lock::Timeout=600 install -y python3.12-venv; }
     python3.12 -m venv ~/nagjax
   fi
   ~/nagjax/bin/pip install -q ${CONSTRAINTS:+-c $CONSTRAINTS} 'nagjax[tpu] @ $SOURCE'

@@ -9,13 +9,16 @@ CLUSTER=${CLUSTER:?the cluster, made with xpk cluster create}
 TYPE=${TYPE:-v5litepod-16}          # of one slice
 SLICES=${SLICES:-1}
 RESTARTS=${RESTARTS:-100}
-GRACE=${GRACE:-120}                 # seconds between SIGTERM and SIGKILL: a save must fit
+GRACE=${GRACE:-120}                 # seconds between SIGTERM and SIGKILL: a save must fit. On Spot nodes GKE gives 15,
+                                    # unless the node pool extends them: set --save-minutes there
 NAME=${NAME:-nagjax}
 IMAGE=${IMAGE:?a container image with nagjax[tpu] in it}
 STEPS=${STEPS:-55000}               # of 64 x 2048 tokens: 7.2 billion, 20 for each parameter
 OPTIONS=${OPTIONS:---preset 350M --remat block --batch 64 --mesh.fsdp 16 \
   --data.path /mnt/nagjax/corpus --out /mnt/nagjax/runs/nag}
-# /mnt/nagjax: a volume that all pods share, attached to the cluster with xpk storage attach
+OPTIONS=${OPTIONS//$'\n'/ }          # xpk writes the command into a line of YAML
+# /mnt/nagjax: a volume that all pods share, attached to the cluster with
+#   xpk storage attach ... --mount-point /mnt/nagjax --readonly false --auto-mount true
 
 xpk workload create \
   --project "$PROJECT" --zone "$ZONE" --cluster "$CLUSTER" --workload "$NAME" \

@@ -44,6 +44,33 @@ def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
     assert done.stdout.splitlines()[0] == "pip install -q -c c.txt nagjax[tpu] @ s"
 
 
+def test_a_command_that_runs_once_more_ends_while_the_first_trains(tmp_path):
+    """gcloud repeats what it runs by ssh where the connection breaks off, and the first command goes on."""
+    twice = GCLOUD.replace(
+        'bash -c "$2"', 'bash -c "$2" & until [ -e begun ]; do sleep 0.02; done; bash -c "$2"; touch end; wait'
+    )
+    for name, text in {"gcloud": twice, "mountpoint": "exit 0", "gcsfuse": "exit 1"}.items():
+        program(tmp_path / "bin" / name, text)
+    for name in ("python", "pip"):
+        program(tmp_path / "nagjax" / "bin" / name, "")
+    program(tmp_path / "nagjax" / "bin" / "nagjax", 'echo "$@"; touch begun; until [ -e end ]; do sleep 0.02; done')
+    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M \n --seed 1", "STEPS": "20"}
+    done = subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["train --preset 1M --seed 1 --steps 20"]
+    assert done.stderr.splitlines() == ["a training still runs on this host: stop it first"]
+
+
+def test_a_resource_that_was_deleted_meanwhile_ends_the_wait(tmp_path):
+    made = "*describe*) [ -e made ] || exit 1; echo x >> asked; [ $(wc -l < asked) -gt 3 ] || echo WAITING ;;"
+    program(tmp_path / "bin" / "gcloud", f'case "$*" in *"tpu-vm describe"*) ;; {made} *create*) touch made ;; esac')
+    program(tmp_path / "bin" / "sleep", "")
+    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s"}
+    done = subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "the queued resource is gone" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("capacity", "asked"), [({}, ["--spot"]), ({"CAPACITY": "--reserved"}, ["--reserved"]), ({"CAPACITY": ""}, [])]
 )

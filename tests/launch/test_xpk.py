@@ -20,7 +20,7 @@ def command(tmp_path):
     last = 'while [ "$1" != --command ]; do echo "$1"; shift; done > options; printf %s "$2" > command'
     program(tmp_path / "bin" / "xpk", last)
     own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    given = {"PROJECT": "p", "CLUSTER": "c", "IMAGE": "i", "OPTIONS": "--preset 1M", "STEPS": "20"}
+    given = {"PROJECT": "p", "CLUSTER": "c", "IMAGE": "i", "OPTIONS": "--preset\n1M", "STEPS": "20"}
     subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "options").read_text().split()[-4:-2] == ["--restart-on-exit-codes", "1,2"]
     return (tmp_path / "command").read_text(), own
