@@ -152,7 +152,8 @@ def config_text(options: RunOptions, given: Set[str]) -> str:
         if option.group != group:
             group = option.group
             lines += ["", f"# {group}"]
-        lines.append(_line(option, options, option.name in given or option.name == "scheme"))
+        told = option.name in given or option.name == "scheme" and "start" not in given  # which brings its own
+        lines.append(_line(option, options, told))
     return "\n".join(lines) + "\n"
 
 

@@ -27,14 +27,20 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
     keep_freed_memory()  # before jax starts its threads, at the question for its platform
     import jax
 
-    from nagjax.runs.folder import clear
+    from nagjax.runs.folder import clear, refuse_other_run
+    from nagjax.runs.identity import corpus_identity
     from nagjax.runs.lock import WriterLock
+    from nagjax.runs.names import CHECKPOINTS
+    from nagjax.train.checkpoint.store import steps_saved
     from nagjax.train.loop import checked
 
     runs = demo_runs(schemes, shared)
     folders = [out / run.folder.name for run in runs]
     for run, folder in zip(runs, folders, strict=True):  # before the processes start, so that an error is printed once
-        checked(run.config(), folder, fresh)
+        setup, _ = checked(run.config(), folder, fresh)
+        setup.batches.close()
+        if steps_saved(folder / CHECKPOINTS) and not fresh:
+            refuse_other_run(folder, setup.blueprint.config, corpus_identity(setup.corpus))
     if fresh:
         for folder in folders:
             with WriterLock(folder, "demo"):

@@ -230,7 +230,7 @@ def on_one_text(found: Sequence[dict], out: Path) -> bool:
 
     runs = [load_run(out / own["name"]) for own in found]
     evaluated = [run for run in runs if run.evals.step.size]
-    return not runs or (same_text(runs) and not scored_parts(evaluated))
+    return not evaluated or (same_text(evaluated) and not scored_parts(evaluated))
 
 
 def of_others(trials: Sequence[Trial], out: Path) -> list[str]:

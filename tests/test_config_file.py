@@ -12,7 +12,7 @@ from nagjax.declared import scheme_names
 from nagjax.errors import UserError
 from nagjax.options import options_of_run, read_options, run_options
 from nagjax.runs.config import to_dict
-from nagjax.runs.names import ORIGIN
+from nagjax.runs.names import ORIGIN, PRUNED
 
 
 @pytest.fixture
@@ -161,6 +161,17 @@ def test_an_imported_run_is_no_file_of_options(tmp_path, capsys):
     (tmp_path / ORIGIN).write_text(json.dumps({"tokenizer_vocab": 2048, "end_of_text": 0}))
     assert main(["config", str(tmp_path)]) == 2
     assert "was imported" in (told := capsys.readouterr().err) and "--start" in told
+    tuned = dataclasses.replace(read_options(GIVEN).config(), start="imported")  # which brought its origin.json
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(tuned)))
+    assert main(["config", str(tmp_path)]) == 0
+    assert 'start: "imported"' in capsys.readouterr().out
+    (tmp_path / PRUNED).write_text("{}")
+    assert main(["config", str(tmp_path)]) == 2 and "was pruned" in capsys.readouterr().err
+
+
+def test_a_scheme_that_another_run_brings_is_not_told(file):
+    options = read_options({"start": "runs/plain", "lr": 1e-3})
+    assert "scheme" not in read_config_file(file(config_text(options, {"start", "lr"})))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from nagjax import sweep
 from nagjax.cli import main
 from nagjax.errors import Preempted, UserError
 from nagjax.processes import in_processes
@@ -98,6 +99,21 @@ def test_names_that_no_file_system_takes_are_cut(tmp_path):
         (tmp_path / trial.name).mkdir()
         assert trial.name.startswith("data.path=ää")
     assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_a_shard_that_is_done_does_not_wait_for_another_that_trains(tmp_path, capsys, monkeypatch):
+    told = []
+
+    def growing(trials, out):
+        told.append({"name": "lr=0.1", "varied": {}, "step": len(told), "finished": False, "loss": None})
+        return told[-1:]
+
+    (tmp_path / "one.yaml").write_text("depth: 2\n")
+    monkeypatch.setattr(sweep, "results", growing)
+    monkeypatch.setattr(sweep, "table", lambda found: "")
+    monkeypatch.setattr(sweep, "on_one_text", lambda found, out: True)
+    command = ["sweep", str(tmp_path / "one.yaml"), "--out", str(tmp_path / "out"), "--vary", "lr=0.1"]
+    assert main([*command, "--shard", "1/2"]) == 0 and len(told) == 2
 
 
 def test_a_shard_without_runs_has_results_too(tmp_path, capsys):

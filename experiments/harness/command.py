@@ -91,7 +91,7 @@ def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
         ]
         for part in parts
     ]
-    if {"-h", "--help"} & {*arguments}:
+    if {"-h", "--help", "--help-all"} & {*arguments}:
         text = "\n\n".join(f"{field}: {value}" for field, value in recipe.header.items())
         print(help_text(prog, text, [option for own in known for option in own]))
         sys.exit(0)

@@ -24,14 +24,16 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
         print(config_text(options, given.keys()), end="")
         return
     given.refuse(sorted(given.keys() - {"run"}), "a run has all its options already: give its folder alone")
+    from nagjax.files import has_file
     from nagjax.options import options_of_run
+    from nagjax.runs.names import PRUNED
     from nagjax.runs.opening import read_config, read_origin
 
     config = read_config(run)
-    if config.model.kept:
+    if has_file(run / PRUNED) or config.model.kept and not config.start:
         raise UserError("run", str(run), "was pruned, which no options say: train on from it with --start")
     config.model.check_causal("a training by options")
-    if read_origin(run) is not None:
+    if read_origin(run) is not None and not config.start:  # a run that starts from an import has its origin.json
         fix = "was imported, and its weights and tokenizer are no options: train on from it with --start"
         raise UserError("run", str(run), fix)
     found, names = options_of_run(config)

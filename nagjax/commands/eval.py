@@ -1,5 +1,6 @@
 """Validation loss and depth of a run, or its scores on tasks."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,11 +80,12 @@ def _on_tasks(
     weights: Literal["full", "int8"],
     devices: int,
 ) -> dict[str, dict[str, float]]:
-    """Metrics of each task by name. Files need no harness; all that was found is written to the run's folder."""
+    """Metrics of each task by name. Files need no harness; all that was found is written to the folder of a run, and
+    not to that of another model."""
     from nagjax.generate.weights import with_weights
     from nagjax.interop.load import load
-    from nagjax.runs.lock import lock_of_report
-    from nagjax.runs.names import TASKS
+    from nagjax.runs.lock import WriterLock
+    from nagjax.runs.names import CHECKPOINTS, TASKS
     from nagjax.train.distributed.mesh import local_devices
     from nagjax.train.tasks import FILE, open_tasks, task_names
 
@@ -99,7 +101,8 @@ def _on_tasks(
         raise UserError(name, value, "is for tasks of lm-evaluation-harness: leave it out for files of questions")
     opened = with_weights(load(run, devices=local_devices(devices)), weights)
     asked = open_tasks(files, opened.tokenizer, opened.config.model.context, limit)
-    with lock_of_report(run, "eval", "run"):
+    own = (run / CHECKPOINTS).is_dir()
+    with WriterLock(run, "eval", "run") if own else contextlib.nullcontext():
         found = {"results": {task.name: {} for task in asked.tasks}}
         for name, value in asked.score(opened).items():
             task, _, metric = name.rpartition("/")
@@ -108,7 +111,7 @@ def _on_tasks(
             report = evaluate_tasks(opened, others, task_folder=folder, fewshot=fewshot, limit=limit)
             found = report | {"results": found["results"] | report["results"]}
         record = {"step": opened.step, "tasks": names, "limit": limit, "weights": weights, **found}
-        if run.is_dir():
+        if own:
             write_text(run / TASKS, json_text(record, indent=2, default=str))
     return {
         task: {metric: value for metric, value in own.items() if isinstance(value, float)}

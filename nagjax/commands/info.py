@@ -27,7 +27,9 @@ def main(
 
     from nagjax.interop.hub import find_model
     from nagjax.interop.load import config_of
+    from nagjax.runs.names import CHECKPOINTS
     from nagjax.runs.opening import read_calibration
+    from nagjax.train.checkpoint.store import steps_saved
     from nagjax.train.facts import describe, resolve
 
     config = resolve(options.config()) if run is None else config_of(run)
@@ -39,4 +41,7 @@ def main(
         point = read_calibration(find_model(run)) if run else None
         Console().print(describe(config))
         if point:
-            print(f"These are the figures of the dense model. It is opened at the calibrated rate {point.rate:g}.")
+            told = f"It is opened at the calibrated rate {point.rate:g}."
+            if point.step not in (None, newest := max(steps_saved(find_model(run) / CHECKPOINTS), default=point.step)):
+                told = f"It was calibrated at step {point.step} and is at step {newest}: calibrate it again."
+            print(f"These are the figures of the dense model. {told}")

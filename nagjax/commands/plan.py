@@ -51,7 +51,7 @@ def main(
         given.refuse(("tries",), "is for --search: give that, too, or leave it out")
     else:
         tried = ("remat", "accumulate", *(name for name in given if name.startswith("mesh.")))
-        given.refuse(tried, "--search tries these: leave it out")
+        given.refuse(tried, "--search tries these: leave it out, also of a file of options")
     if tokens is None:
         given.refuse(("mfu",), "is for what a training costs: give --tokens, too, or leave it out")
     machine = parse(topology)

@@ -55,10 +55,11 @@ def main(
         told = {"plan": given, "shard": shard, "out": str(out)}
         in_processes("nagjax.sweep", told, min(processes, len(mine)))
     gone = of_others(trials, out)  # by the list that is written anew
-    found = None
-    while found != (now := results(trials, out)):  # other processes write the file, too, and the last has to know all
-        found = now
+    known, found = None, results(trials, out)
+    while known != (ended := {own["name"] for own in found if own["finished"]}):
+        known = ended  # other processes write the file, too, and the last has to know all that are finished
         write_text(out / "sweep.json", json.dumps(found, indent=1))
+        found = results(trials, out)
     if gone:
         say(f"runs of another sweep in {out}, no longer in its sweep.json: {', '.join(gone)}")
     if left := len(trials) - sum(own["finished"] for own in found):

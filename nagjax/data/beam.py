@@ -41,7 +41,7 @@ from nagjax.data.store import (
 )
 from nagjax.data.stream import ArrayFile
 from nagjax.data.tokenizer import Tokenizer
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.files import refuse_link
 from nagjax.json_reader import build, parse_json
 
@@ -236,7 +236,8 @@ def _make(one: Piece | Round, work: Work) -> None:
         return
     error = f"{one.done}.error"
     try:
-        one.make(work)
+        with renamed("data.path", "out"):  # as what reads arrays in a store names it
+            one.make(work)
         (work.stage / error).unlink(missing_ok=True)
     except UserError as met:
         write_json(work.stage, error, {"field": met.field, "value": str(met.value), "fix": met.fix})

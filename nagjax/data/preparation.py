@@ -286,7 +286,8 @@ def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> li
     for path in sources(inputs):
         real = path.resolve() if isinstance(path, Path) else path
         if real in found:
-            raise UserError("inputs", str(path), "is there twice, by its name or in a folder: name it once")
+            fix = f"is there twice, by its name, in a folder or by a link to {real}: name it once, or remove the link"
+            raise UserError("inputs", str(path), fix)
         if isinstance(path, str):
             dataset = HubDataset.of(path)
             found[real] = [str(dataset.unpinned), None, dataset.commit]
@@ -317,6 +318,19 @@ def _hub_first(described: list[list]) -> list[list]:
     return sorted(described, key=lambda entry: not entry[0].startswith(HUB_PREFIX))
 
 
+def _same_input(before: list, after: list) -> bool:
+    """Whether two records are of the same content, or, where one does not know it, of the same name."""
+    known = all(len(entry) > 2 and entry[2] for entry in (before, after))
+    if not (before[0].startswith(HUB_PREFIX) and after[0].startswith(HUB_PREFIX)):
+        return all(before[i] == after[i] for i in ([1, 2] if known else [0, 1]))
+    one, other = (HubDataset.of(entry[0]) for entry in (before, after))
+    if dataclasses.replace(one, revision=other.revision) != other:
+        return False
+    if known:
+        return before[2] == after[2]
+    return one.revision == other.revision or {one.revision, other.revision} <= {"", "main"}
+
+
 def _difference(old: dict, new: dict) -> str:
     """How two requests differ, in words; "" if they are equal. Inputs may have moved if their content is the same. Of
     older versions' inputs only path and size are known, and they list all hub datasets before all files."""
@@ -334,8 +348,7 @@ def _difference(old: dict, new: dict) -> str:
         for before, after in zip(was, now, strict=True):
             if not isinstance(before, list) or len(before) < 2:
                 return f"{field} are other files"
-            known = [1, 2] if all(len(entry) > 2 and entry[2] for entry in (before, after)) else [0, 1]
-            if any(before[i] != after[i] for i in known):
+            if not _same_input(before, after):
                 if before[0] == after[0] and before[0].startswith(HUB_PREFIX):
                     was_at = dataclasses.replace(HubDataset.of(before[0]), revision=(*before, "")[2])
                     return f"{after[0]} in {field} is now at {after[2]}: that one was {was_at}"

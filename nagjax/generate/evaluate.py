@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from nagjax.data import DataConfig, Dataset, open_dataset
+from nagjax.data.shares import parse_mix
 from nagjax.data.stdlib import STDLIB
+from nagjax.data.storage import HUB_PREFIX
 from nagjax.data.tokenizer import NO_TOKENIZER, NoTokenizer
 from nagjax.errors import UserError, renamed
 from nagjax.generate.weights import Weights, with_weights
@@ -59,6 +61,13 @@ def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) 
     return evaluator(run.params, run.mod, run.step, evaluator.batches(batches))
 
 
+def _elsewhere(data: DataConfig) -> bool:
+    """Whether a corpus is named by a relative path that leads nowhere from here."""
+    names = [part.path for part in parse_mix(data.mix)] or [data.path]
+    local = [Path(name) for name in names if name != STDLIB and "://" not in name and not name.startswith(HUB_PREFIX)]
+    return any(not path.is_absolute() and not path.exists() for path in local)
+
+
 def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -> Dataset:
     """A split of `"stdlib"` or of a prepared folder; with `data` None, of the run's own corpus.
 
@@ -72,8 +81,7 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
         try:
             dataset = open_dataset(run.config.data, split=split, tokenizer=given)
         except UserError as error:
-            named = Path(str(error.value))
-            if error.field not in ("data.path", "data.mix") or named.is_absolute() or named.exists():
+            if error.field not in ("data.path", "data.mix") or not _elsewhere(run.config.data):
                 raise
             fix = f"{error.fix}; {run.folder} names it from where it was trained: go there, or give --data"
             raise UserError(error.field, error.value, fix) from None

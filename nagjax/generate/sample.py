@@ -91,7 +91,8 @@ def generate(
     check_value("slide", slide, bool)
     check_value("progress", progress, Share, "the share of the training that lies behind")
     check_value("end_of_text", end_of_text, Natural | None)
-    check_value("ends", tuple(ends) if np.iterable(ends) else ends, tuple[Natural, ...])
+    ends = tuple(ends) if np.iterable(ends) else ends
+    check_value("ends", ends, tuple[Natural, ...])
     if end_of_text is not None:
         config.check_id("end_of_text", end_of_text)
     for i in ends:

@@ -29,7 +29,7 @@ from nagjax.mod.deciders import Decider, find_decider
 from nagjax.mod.routers import Router, find_router, routers_for
 from nagjax.mod.selection import is_chosen, lowered, scattered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.protocol import Nothing, mean_gate
+from nagjax.residual.protocol import Nothing, fitting_result, mean_gate
 from nagjax.residual.recalled import recalled
 from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
@@ -200,7 +200,7 @@ class MoD:
                 if len(sites) == 1:
                     after, gate = scheme.advance_rows(stream, rows, update, at, chosen.indices)
                 else:
-                    rows, gate = scheme.advance(rows, update, at)
+                    rows, gate = fitting_result(scheme, rows, picked.shape, scheme.advance(rows, update, at))
                     stream = scheme.skip(stream, at)
                     after = put(stream, rows, chosen.indices)  # after attention: compiled only if it is observed
             gate = scattered(mean_gate(gate, picked)[..., None].astype(jnp.float32), chosen.indices, x.shape[1])
@@ -252,7 +252,8 @@ class MoD:
             else:
                 update = update_by_token(branch, picked, mine & (there.segments > 0), ctx.lossless)
             with jax.named_scope("residual"):
-                after, opened = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
+                result = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
+                after, opened = fitting_result(scheme, rows, picked.shape, result)
                 rows, stream = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = (mine * mean_gate(opened, picked))[..., None]
             gate = opened if indices is None else scattered(opened, indices, ran.shape[1])
@@ -291,7 +292,8 @@ class MoD:
                     done = Update(fitting(site.branch.mix(picked, asking, *few.seen(known, seen)), picked))
                 else:
                     done = update_by_token(site.branch, picked, mine, ctx.lossless)
-                after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), at)
+                result = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), at)
+                after, gate = fitting_result(scheme, rows, picked.shape, result)
                 after = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at))
                 opened = (mine * mean_gate(gate, picked))[..., None]
                 gates = few.put(jnp.zeros((*ran.shape, 1)), opened)

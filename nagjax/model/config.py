@@ -93,7 +93,7 @@ class ModelConfig:
             causes |= {} if self.block.head_width is None else {"block.head_width": self.block.head_width}
             causes |= {"width": self.width} if self.width % 2 else {"heads": heads}
             field = next(iter(causes))
-            way = f"; try {self.width + 1}" if field == "width" else ""
+            way = f"; try {self.width + heads}" if field == "width" else ""  # the next multiple of 2 heads
             fix = f"rotary needs an even head width, not {self.rotated_width}{way}"
             raise UserError(field, causes[field], fix)
         others = self.block.others
@@ -169,8 +169,8 @@ class ModelConfig:
         if "mlp" in self.block.biases:
             raise UserError("block.biases", self.block.biases, "experts have no biases: leave mlp out")
         if self.moe.skips and self.mod.routes("mlp"):
-            fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, without --mod.mlp-rate, or "
-            fix += "--moe.skips 0"
+            fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, without --mod.mlp-rate and "
+            fix += "--mod.unit block, or --moe.skips 0"
             raise UserError("moe.skips", self.moe.skips, fix)
 
     def follows(self, field: str) -> bool:

@@ -48,7 +48,9 @@ def checked(
         fix = "give nagjax.layers.where.Where of segments (0: padding) and positions, [B, T] each"
         raise UserError("where", type(where).__name__, fix)
     where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
-    for position in _ends(where.positions) if learned else ():
+    read = _ends(where.positions) and _ends(where.segments)  # known; padding's positions do not count
+    real = np.asarray(where.positions)[np.asarray(where.segments) > 0] if learned and read else ()
+    for position in _ends(real):
         if not 0 <= position < config.context:
             raise UserError("where.positions", position, f"the model has learned those from 0 to {config.context - 1}")
     return jnp.asarray(tokens), where
@@ -66,6 +68,9 @@ def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
         raise UserError("where.segments", last, fix)
     real, positions = np.asarray(where.segments) > 0, np.asarray(where.positions)
     by_position = [own for group in cache for own in group if isinstance(own, KVCache | CompressedCache)]
+    if np.any(real[:, 1:] & ~real[:, :-1]) and any(isinstance(own, CompressedCache) for own in by_position):
+        fix = "a row of this cache has its padding behind its tokens (block.cca reads the token before)"
+        raise UserError("where.segments", np.asarray(where.segments)[:1].tolist(), fix)
     slots = min((n for own in by_position if (n := own.keys.shape[3])), default=0)
     if not slots:
         return

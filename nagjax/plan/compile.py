@@ -96,7 +96,9 @@ def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) 
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            raise UserError("minutes", seconds / 60, "the compiler was stopped at this time limit: give more") from None
+            raise UserError(
+                "minutes", seconds / 60, "the compiler was stopped at this time limit: give more (--minutes)"
+            ) from None
         if not answer.exists():
             raise UserError(
                 "plan", _ending(done.returncode), f"the compiler's process ended: {_last_line(done.stderr)}"

@@ -35,8 +35,10 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
     if topology.chip.platform == "tpu":
         taken = attention if attention != "auto" else _on_tpu(config, topology)
     else:
-        fits_cudnn = dtype == "bfloat16" and model.block.softcap is None and config.mesh.sequence == 1
-        fits_cudnn &= cudnn.width_refusal(model.head_width, cudnn.is_hopper_or_newer(topology.chip.title)) is None
+        why = _no_cudnn(config, dtype, topology)
+        if attention == "cudnn" and why:
+            raise UserError("attention", attention, f"{why}; give auto, xla or tokamax")
+        fits_cudnn = why is None
         if attention == "auto" and fits_cudnn and _outgrows_cudnn(config, topology):
             attention = "tokamax"
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
@@ -58,6 +60,17 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
         )
     model = dataclasses.replace(model, dtype=dtype, attention=attention)
     return dataclasses.replace(config, model=model), Choices(dtype, taken, tuple(notes))
+
+
+def _no_cudnn(config: RunConfig, dtype: str, topology: Topology) -> str | None:
+    """Why cuDNN's attention cannot run this model on these GPUs; None if it can."""
+    if dtype != "bfloat16":
+        return f"takes bfloat16, not {dtype}"
+    if config.model.block.softcap is not None:
+        return "does not support block.softcap"
+    if config.mesh.sequence > 1:
+        return "does not support --mesh.sequence"
+    return cudnn.width_refusal(config.model.head_width, cudnn.is_hopper_or_newer(topology.chip.title))
 
 
 def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:

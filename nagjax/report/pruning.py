@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from nagjax.discovery import pick
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose, staying
 from nagjax.report.curve import finite, measure, text_batches
@@ -156,11 +156,13 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
     config = dataclasses.replace(old, scheme=old.scheme.trained(), optimizer=rule, train=train)
     blueprint = Blueprint.of(config, run.blueprint.mesh)
     step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
-    bad, order, text = [], Skipped(run.folder, fresh=False), run_text(run, data, "train")
+    with renamed("out", "run"):
+        order = Skipped(run.folder, fresh=False, fix="give a text with --data") if data is None else None
+    bad, text = [], run_text(run, data, "train")
     # the steps of the whole training, so that a mixture's weights continue from where they were
     with closing(TrainBatches(text, train.batch, config.model.context, old.train.steps)) as batches:
         for number in range(run.step, total):
-            state, metrics = step(state, put(blueprint, batches.take(order.batch_of(number + 1))))
+            state, metrics = step(state, put(blueprint, batches.take(order.batch_of(number + 1) if order else number)))
             bad.append(metrics.bad)
             if len(bad) == WAIT or number == total - 1:
                 if (found := np.flatnonzero(jax.device_get(bad))).size:

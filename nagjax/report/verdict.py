@@ -73,15 +73,16 @@ def verdict(runs: Sequence[Run]) -> str:
         told = rest[:1] + [i for i in rest[1:] if runs[i].scheme == "plain"]
     sentence = head + (": " + listing([behind(i) for i in told]) if told else "") + "."
     if scored_parts(runs):
-        sentence += " By their tokenizers each was scored on another part of that text;"
-        sentence += " nagjax eval RUN scores a run on all of it."
+        sentence += " They were scored on different parts of that text: nagjax eval RUN scores a run on all of it."
     return sentence + lost + _spread(runs)
 
 
 def scored_parts(runs: Sequence[Run]) -> bool:
-    """Whether runs with several tokenizers were scored on different parts of one text, judged by the number of bytes:
-    an evaluation ends after `eval_batches`, which are rows of tokens. False if the bytes are not known."""
-    if not same_text(runs) or one_text(runs):
+    """Whether runs were scored on different parts of one text, judged by the number of bytes: an evaluation ends after
+    `eval_batches` of `batch` rows of `context` tokens. False if the bytes are not known, as those of a mixture under
+    several tokenizers."""
+    mixed = any(_fair_fields(run).get("data.mix") for run in runs)
+    if not same_text(runs) or mixed and not one_text(runs):
         return False
     nats = [run.last_eval.loss * float(run.evals.targets[-1]) for run in runs]
     scored = [own / (run.last_eval.bits_per_byte or math.nan) for own, run in zip(nats, runs, strict=True)]

@@ -218,7 +218,7 @@ class Scheme(abc.ABC):
     ) -> tuple[Stream, Float[Array, "#B #k #D"]]:
         """`advance` for the tokens at the indices and `skip` for all others. `rows` is the part of the stream at the
         indices."""
-        after, gate = self.advance(rows, update, at)
+        after, gate = fitting_result(self, rows, update.shape, self.advance(rows, update, at))
         return put(self.skip(stream, at), after, indices), gate
 
     def turn(self, stream: Stream, at: Boundary) -> Float[Array, "B T"]:
@@ -295,3 +295,27 @@ def mean_gate(gate: Float[Array, "#B #T #D"] | Float[Array, ""], x: Float[Array,
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
     """A float32 parameter of role "gate": it has no weight decay by default, and learns at the scheme's `gate_rate`."""
     return parameter(jnp.asarray(value, jnp.float32), axes, "gate")
+
+
+def fitting_result(scheme: Scheme, stream: Stream, shape: tuple[int, ...], result: Any) -> tuple[Stream, Array]:
+    """Returns the result of `advance`. Raises UserError unless it is a pair of a stream like the one before it and a
+    gate."""
+    if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
+        raise _returned(scheme, type(result).__name__, "a pair: the stream and the gate")
+    after, gate = result
+    if jax.tree.structure(after) != jax.tree.structure(stream):
+        raise _returned(scheme, type(after).__name__, f"a stream such as it was given, a {type(stream).__name__}")
+    was, now = ([(jnp.shape(x), jnp.result_type(x).name) for x in jax.tree.leaves(own)] for own in (stream, after))
+    if was != now:
+        raise _returned(scheme, now, f"a stream of the shapes and dtypes that it was given, {was}")
+    try:
+        fits = gate is not None and jnp.broadcast_shapes(jnp.shape(gate), shape) == shape
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise _returned(scheme, getattr(gate, "shape", gate), f"as its gate what broadcasts to {shape}")
+    return after, gate
+
+
+def _returned(scheme: Scheme, value: Any, what: str) -> UserError:
+    return UserError(f"{scheme.name}.advance", value, f"has to return {what}")

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from nagjax.errors import UserError
 from nagjax.layers.branch import Update
 from nagjax.layers.extra_columns import ExtraColumns, offering
-from nagjax.residual.protocol import Boundary, Scheme, Stream
+from nagjax.residual.protocol import Boundary, Scheme, Stream, fitting_result
 
 
 class Result(NamedTuple):
@@ -48,35 +47,11 @@ def run(
     if extra is not None:
         at = at._replace(projected=extra.product)
     with jax.named_scope("residual"):
-        after, gate = _checked(scheme, stream, x, scheme.advance(stream, pin(update.value), at))
+        after, gate = fitting_result(scheme, stream, x.shape, scheme.advance(stream, pin(update.value), at))
         ran = jnp.ones(x.shape[:2], bool) if update.ran is None else update.ran
         if update.ran is not None:
             after, gate = jax.tree.map(kept(ran), after, scheme.skip(stream, at)), ran[..., None] * gate
     return Result(after, update.cache, gate, ran, {}, update.notes)
-
-
-def _checked(scheme: Scheme, stream: Stream, x: Float[Array, "B T D"], result: Any) -> tuple[Stream, Array]:
-    """Returns the result of `advance`. Raises UserError unless it is a pair of a stream like the one before it and a
-    gate."""
-    if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
-        raise _returned(scheme, type(result).__name__, "a pair: the stream and the gate")
-    after, gate = result
-    if jax.tree.structure(after) != jax.tree.structure(stream):
-        raise _returned(scheme, type(after).__name__, f"a stream such as it was given, a {type(stream).__name__}")
-    was, now = ([(jnp.shape(x), jnp.result_type(x).name) for x in jax.tree.leaves(own)] for own in (stream, after))
-    if was != now:
-        raise _returned(scheme, now, f"a stream of the shapes and dtypes that it was given, {was}")
-    try:
-        fits = gate is not None and jnp.broadcast_shapes(jnp.shape(gate), x.shape) == x.shape
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise _returned(scheme, getattr(gate, "shape", gate), f"as its gate what broadcasts to {x.shape}")
-    return after, gate
-
-
-def _returned(scheme: Scheme, value: Any, what: str) -> UserError:
-    return UserError(f"{scheme.name}.advance", value, f"has to return {what}")
 
 
 def kept(ran: Bool[Array, "B T"]) -> Callable[[Array, Array], Array]:

@@ -53,6 +53,8 @@ from nagjax.runs.names import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
+    WANDB,
+    WANDB_ID,
 )
 from nagjax.train.checkpoint.store import finished, steps_aside, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
@@ -247,7 +249,8 @@ def clear(folder: Path) -> None:
         return
     checkpoints = (folder / CHECKPOINTS).resolve()
     steps = [path for path in _entries(checkpoints) if STEP.fullmatch(path.name)]
-    known = {f"{name}{left}" for name in (*FILES, *FOLDERS) for left in ("", DELETING)}
+    written = [name for name in FOLDERS if name != WANDB or has_file(folder / WANDB_ID)]  # else another program's
+    known = {f"{name}{left}" for name in (*FILES, *written) for left in ("", DELETING)}
     files = [path for path in _entries(folder) if path.name in known]
     gone = steps + sorted(files, key=lambda path: path.name.startswith((CONFIG, IDENTITY)))  # last: they identify a run
     if not gone:

@@ -27,8 +27,8 @@ class Skipped:
     run that is killed before its first checkpoint begins anew and judges all of its batches again.
     """
 
-    def __init__(self, folder: Path, *, fresh: bool):
-        self.path = folder / SKIPPED
+    def __init__(self, folder: Path, *, fresh: bool, fix: str = "choose another --out (--fresh deletes the run)"):
+        self.path, self._fix = folder / SKIPPED, fix
         self.batches: list[int] = from_first(self._clear if fresh else self._read)
 
     def _clear(self) -> list[int]:
@@ -36,8 +36,7 @@ class Skipped:
         return []
 
     def _read(self) -> list[int]:
-        fix = "bring it back, or choose another --out (--fresh deletes the run)"
-        found = read_record(_Batches, self.path, "out", fix)
+        found = read_record(_Batches, self.path, "out", f"bring it back, or {self._fix}")
         return sorted({*found.batches}) if found else []
 
     def add(self, batch: int) -> None:

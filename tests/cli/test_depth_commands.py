@@ -124,6 +124,10 @@ def test_calibrate_is_used_by_eval_map_and_diagnose_until_it_is_taken_back(runs,
         assert all(np.isfinite(point[f"{way}_loss"]) for way in ("tokens", "random", "influence", "late"))
     assert json.loads((run / "calibration.json").read_text())["step"] == 12
     assert "opened at the calibrated rate 0.6" in printed(capsys, "info", run)
+    record = json.loads((run / "calibration.json").read_text())
+    (run / "calibration.json").write_text(json.dumps(record | {"step": 6}))
+    assert "calibrated at step 6 and is at step 12: calibrate it again" in printed(capsys, "info", run)
+    (run / "calibration.json").write_text(json.dumps(record))
     assert "skips by angle at the calibrated rate 0.6" in repr(nagjax.load(run))
     after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)

@@ -66,6 +66,14 @@ def test_a_data_set_of_the_hub_is_read_at_one_commit(commits, tmp_path):
     assert prepare(f"hub:own/set@{'a' * 40}", tmp_path / "now", validation=0.0) == made
     commits.clear()  # no network: known by name
     assert prepare("hub:own/set", tmp_path / "now", validation=0.0) == made
+    commits["main"] = "a" * 40
+    assert prepare("hub:own/set@main", tmp_path / "now", validation=0.0) == made
+    commits.clear()
+    assert prepare("hub:own/set@main", tmp_path / "now", validation=0.0) == made
+    commits[None] = "a" * 40
+    for other in ("hub:own/set#de", "hub:own/set:test", "hub:own/other"):
+        with pytest.raises(UserError, match="has changed, or was another file"):
+            prepare(other, tmp_path / "now", validation=0.0)
     commits["v1"] = "c" * 40
     tagged = prepare("hub:own/set@v1#small:test", tmp_path / "tag", validation=0.0)
     assert tagged.source["inputs"] == [["hub:own/set#small:test", None, "c" * 40]]

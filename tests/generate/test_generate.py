@@ -61,6 +61,7 @@ def test_end_of_text_ends_its_row_only(draw):
     assert draw(PROMPTS, seed=5, end_of_text=stop) == [whole[0][:at], whole[1]]
     never = next(i for i in range(61) if i not in whole[0] + whole[1])
     assert draw(PROMPTS, seed=5, end_of_text=never, ends=(stop,)) == [whole[0][:at], whole[1]]
+    assert draw(PROMPTS, seed=5, end_of_text=never, ends=iter([stop])) == [whole[0][:at], whole[1]]
     with pytest.raises(UserError, match="ends = 61"):
         draw(PROMPTS, ends=(61,))
 

@@ -1,5 +1,6 @@
 """The Transformer as a whole: packing, padding, rematerialisation, its options."""
 
+import contextlib
 import functools
 
 import jax
@@ -140,6 +141,14 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
     assert {p.dtype for p in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
 
 
+def test_padding_has_no_learned_position():
+    model, tokens = make(depth=1, positions="learned"), jnp.ones((1, 4), jnp.int32)
+    segments = jnp.asarray([[0, 1, 1, 1]])
+    model(tokens, Where(segments, jnp.cumsum(segments, axis=1) - 1))
+    with pytest.raises(UserError, match="where.positions = -1: the model has learned"):
+        model(tokens, Where(segments, jnp.cumsum(segments, axis=1) - 2))
+
+
 @pytest.mark.parametrize("cca", [False, True])
 def test_a_token_that_a_cache_has_no_slot_for_is_refused(cca):
     model, tokens = make(depth=1, block=BlockConfig(cca=cca)), jnp.ones((1, 4), jnp.int32)
@@ -148,6 +157,9 @@ def test_a_token_that_a_cache_has_no_slot_for_is_refused(cca):
     for run in (lambda: model(tokens, at(4), cache=cache), lambda: model(tokens, at(3), cache=np.int64(6))):
         with pytest.raises(UserError, match="where.positions = [67]: the cache holds the positions 0 to 5"):
             run()
+    left = Where(jnp.asarray([[0, 0, 1, 1]]), jnp.asarray([[0, 0, 0, 1]]))
+    with pytest.raises(UserError, match="where.segments = .*padding behind") if cca else contextlib.nullcontext():
+        model(tokens, left, cache=6)
     model(tokens, at(2), cache=cache)
     model(tokens, at(4, 2), cache=cache)  # padding has no position
     jax.eval_shape(lambda where: model(tokens, where, cache=cache).hidden, at(4))  # not known

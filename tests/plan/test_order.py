@@ -64,6 +64,12 @@ def test_the_program_with_a_softcap_is_the_one_that_a_gpu_runs():
     assert not choose(run(block=BlockConfig(softcap=30.0)), parse("h200x8"))[1].notes
 
 
+@pytest.mark.parametrize("model", [{"dtype": "float32"}, {"block": BlockConfig(softcap=30.0)}])
+def test_cudnn_that_the_run_refuses_is_not_planned(model):
+    with pytest.raises(UserError, match="attention = 'cudnn': (takes bfloat16|does not support block.softcap)"):
+        choose(run(attention="cudnn", **model), parse("h200x8"))
+
+
 def test_attention_of_skipping_tokens_is_said():
     def attention(**mod):
         config = dataclasses.replace(run(), model=dataclasses.replace(run().model, mod=ModConfig(**mod)))

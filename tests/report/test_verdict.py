@@ -153,7 +153,17 @@ def test_parts_of_a_text_by_two_tokenizers_are_told(make_run, targets, told):
         (folder / "corpus.json").write_text(json.dumps(noted))
         runs.append(load_run(folder))
     assert same_text(runs) and scored_parts(runs) == told
-    assert ("another part of that text" in verdict(runs)) == told
+    assert ("on different parts of that text" in verdict(runs)) == told
+
+
+def test_parts_of_a_text_by_another_batch_are_told(make_run):
+    """With one tokenizer: `eval_batches` of twice the rows."""
+    runs = []
+    for name, targets in (("plain", 512), ("nag", 256)):
+        folder = make_run(name, [eval_line(10, 2.0) | {"bits_per_byte": 2.0, "targets": targets}], scheme=name)
+        (folder / "corpus.json").write_text(json.dumps({"path": "d", "content": "d", "documents": 5, "tokens": 512}))
+        runs.append(load_run(folder))
+    assert one_text(runs) and scored_parts(runs) and "on different parts of that text" in verdict(runs)
 
 
 def changed(load, *names, scheme="nag", **values):

@@ -13,6 +13,7 @@ from flax import nnx
 import nagjax
 from nagjax.errors import UserError
 from nagjax.layers.attention import Where
+from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import registry
@@ -170,6 +171,10 @@ def test_an_advance_that_returns_something_else_is_named(change, said):
 
     config = ModelConfig(depth=2, width=8, heads=2, vocab=7, context=4)
     model = nnx.eval_shape(lambda: Transformer(config, Wrong(), nnx.Rngs(0)))
+    with pytest.raises(UserError, match=f"wrong.advance {said}"):
+        jax.eval_shape(lambda model: model(jnp.zeros((1, 4), jnp.int32)), model)
+    routed = dataclasses.replace(config, mod=ModConfig(rate=(0.5,)))
+    model = nnx.eval_shape(lambda: Transformer(routed, Wrong(), nnx.Rngs(0)))
     with pytest.raises(UserError, match=f"wrong.advance {said}"):
         jax.eval_shape(lambda model: model(jnp.zeros((1, 4), jnp.int32)), model)
 

@@ -162,7 +162,8 @@ def full(folder):
         (folder / name).write_text(name)
     for step in ("10", "20", "30.saving", "5.damaged"):
         (folder / names.CHECKPOINTS / step / "state").mkdir(parents=True)
-    (folder / names.TENSORBOARD).mkdir()
+    for name in names.FOLDERS:
+        (folder / name).mkdir()
     (folder / "notes.md").write_text("mine")
     (folder / names.CHECKPOINTS / "readme").write_text("mine")
     return folder
@@ -180,6 +181,12 @@ def test_fresh_deletes_what_a_run_writes_and_says_so(full, capsys):
     assert all(name in said for name in names.FILES) and "notes.md" not in said
     clear(full)
     assert capsys.readouterr().err == ""
+
+
+def test_fresh_leaves_the_wandb_folder_of_other_programs(full):
+    (full / names.WANDB_ID).unlink()
+    clear(full)
+    assert content(full) == ["checkpoints", "checkpoints/readme", "notes.md", "wandb"]
 
 
 def test_fresh_empties_checkpoints_on_another_disk(full, tmp_path):

@@ -18,6 +18,9 @@ GRACE = 5.0  # seconds in which a loop that has nothing to save yet may stop by 
 REPEAT = 2.0  # seconds in which a repeated signal is the same request, sent to both process and group
 
 
+GOES_ON = "the same command, without --fresh, goes on"
+
+
 class Interrupted(Exception):
     """A stop was requested during work that will be done again after the resume."""
 
@@ -115,15 +118,14 @@ class Stopper:
         number = self.asked or self.signal
         if number in (signal.SIGTERM, signal.SIGHUP):
             if jax.process_index() == 0:
-                goes_on = "the same command, without --fresh, goes on from there"
-                then = "nothing is left to do" if complete else goes_on
+                then = "nothing is left to do" if complete else f"{GOES_ON} from there"
                 note(f"stopped at step {step} as asked ({signal.Signals(number).name}); {then}")
             raise Preempted
         raise KeyboardInterrupt
 
 
 def _end_now(number: int, code: int, how: str) -> None:
-    note(f"\nstopped {how} ({signal.Signals(number).name}); the same command goes on")
+    note(f"\nstopped {how} ({signal.Signals(number).name}); {GOES_ON}")
     for child in multiprocessing.active_children():  # the data workers
         child.kill()
     os._exit(code)
