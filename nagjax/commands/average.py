@@ -21,10 +21,10 @@ def main(
     Args:
         run: a run folder; train it with --keep N or --keep-every N to have several checkpoints.
         out: the new run's folder.
-        newest: so many of the newest checkpoints; all that there are unless this or --steps is given.
-        steps: the steps of the checkpoints.
-        data: another corpus with the same tokenizer to measure losses on; by default the run's own, or
-            stdlib for an imported model.
+        newest: average this many of the newest checkpoints; without this and without --steps, all checkpoints.
+        steps: average the checkpoints of these steps.
+        data: another corpus with the same tokenizer to measure losses on; by default the run's own, or stdlib for an
+            imported model.
         batches: validation batches for each loss.
     """
     say(f"averaging checkpoints of {run}, into {out}")

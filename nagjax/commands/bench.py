@@ -25,12 +25,12 @@ def step(
 
     Args:
         schemes: schemes to time.
-        depth: blocks.
-        width: features of the residual.
+        depth: number of blocks.
+        width: features of the residual stream.
         batch: sequences per step.
-        context: tokens of a sequence.
+        context: tokens per sequence.
         rounds: each round times every scheme once, so that noise affects all of them.
-        steps: steps in a row per round.
+        steps: consecutive steps per round.
         out: also write the result to this file, as JSON.
     """
     if out:
@@ -59,9 +59,9 @@ def compile(
         schemes: schemes to time.
         shallow: blocks of the shallow model.
         deep: blocks of the deep model.
-        width: features of the residual.
+        width: features of the residual stream.
         batch: sequences per step.
-        context: tokens of a sequence.
+        context: tokens per sequence.
         rounds: each round compiles everything once.
         out: also write the result to this file, as JSON.
     """
@@ -93,17 +93,18 @@ def mod(
     """Time a routed model against the dense one, and compare the time saved with the FLOPs saved.
 
     Args:
-        phase: a training step; reading prompts of a whole context; or writing new tokens behind them.
+        phase: what to time. train: a training step; prefill: reading prompts that fill the context; decode: generating
+            tokens after such prompts.
         scheme: the residual scheme.
         rate: share of the tokens that skip each sublayer.
-        router: what chooses them, as --mod.router of nagjax train.
+        router: how these tokens are chosen, as --mod.router of nagjax train.
         kv: tokens whose keys and values attention sees, as --mod.kv of nagjax train.
-        depth: blocks.
-        width: features of the residual.
-        batch: sequences per step, or texts at a time.
-        context: tokens of a sequence; of decode, those before the new ones.
-        rounds: each round times both once, so that noise affects both.
-        steps: training steps in a row per round, 1 by default; of decode, new tokens of each text per round, 16 by
+        depth: number of blocks.
+        width: features of the residual stream.
+        batch: sequences per training step, or texts that are read or continued at once.
+        context: tokens per sequence; for decode, tokens of each prompt.
+        rounds: each round times both models once, so that noise affects both.
+        steps: for train, consecutive steps per round, 1 by default; for decode, new tokens per text and round, 16 by
             default; not for prefill.
         out: also write the result to this file, as JSON.
     """

@@ -1,4 +1,4 @@
-"""How much of a dense NAG run can be skipped, and at what loss."""
+"""Measure how much of a dense NAG run can be skipped, and at what loss."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +20,16 @@ def main(
     *,
     given: Given,
 ) -> None:
-    """Sweep one threshold on the angle of a dense NAG run; the chosen point is used by eval, generate, chat,
-    map and diagnose.
+    """Measure what a dense NAG run loses if tokens skip sublayers that would rotate them by less than one threshold.
+    Several rates of skipping are tried; eval, generate, chat, map and diagnose then use the chosen rate.
 
     Writes skip_curve.json, skip_curve.png and, beside the checkpoints, calibration.json.
 
     Args:
         run: the folder of a nag run trained without --mod.
         rates: shares of the (token, sublayer) pairs to skip, separated by commas.
-        choose: the rate to use from now on; 0 goes back to the dense model, at once unless --rates is given.
-        rise: without --choose, the highest rate is taken whose loss rises by at most this, in nats per token.
+        choose: the rate to use from now on; 0 returns to the dense model, and measures nothing unless --rates is given.
+        rise: without --choose, take the highest rate at which the loss rises by at most this many nats per token.
         batches: validation batches for each loss.
     """
     if choose == 0.0 and "rates" not in given:

@@ -30,15 +30,15 @@ def main(
 
     Args:
         run: a run folder, trained on conversations, or a model that nagjax import reads.
-        system: a message that tells the model what to be, before each conversation.
+        system: a system message, put at the beginning of each conversation.
         template: a file with a Jinja template; by default the one in the run's folder.
-        tokens: tokens of an answer, at most.
-        temperature: 0 takes the likeliest token.
-        top_k: sample from so many likeliest tokens; 0 from all.
-        top_p: sample, of these, from the smallest set of tokens that holds this probability.
-        min_p: sample, of these, from the tokens at least so many times as likely as the likeliest.
-        seed: random seed of the samples.
-        weights: int8 holds matrices in 8 bits, with a scale per output channel.
+        tokens: maximum number of tokens in an answer.
+        temperature: sampling temperature; 0 always takes the likeliest token.
+        top_k: sample from this many of the likeliest tokens; 0: from all of them.
+        top_p: sample from the smallest set of the top k tokens whose total probability reaches this.
+        min_p: drop tokens whose probability is below this fraction of the likeliest token's.
+        seed: random seed of sampling.
+        weights: int8: matrices are stored in 8 bits, with a scale per output channel.
     """
     note(f"opening {run}")
     from nagjax.generate.chat import answer, find_form

@@ -1,4 +1,4 @@
-"""Runs side by side in one table and one report."""
+"""Compare runs side by side in one table and one report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +8,11 @@ from nagjax.console import note
 
 
 def main(runs: Annotated[tuple[Path, ...], POSITIONAL], out: Path = Path("runs/compare")) -> None:
-    """Two or more runs in one table, with loss curves and depth profiles.
+    """Compare two or more runs in one table, with loss curves and depth profiles.
 
     Args:
-        runs: run folders, or names of models that come with a clone.
-        out: where report.html, report.md and the figures go.
+        runs: run folders, or names of the models that come with a clone of the repository.
+        out: folder for report.html, report.md and the figures.
     """
     note(f"comparing {len(runs)} runs, into {out}")
     from nagjax.interop.hub import find_model

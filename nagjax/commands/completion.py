@@ -34,8 +34,8 @@ complete -o default -F _nagjax nagjax
 
 
 def main(shell: Annotated[Literal["bash", "zsh"], POSITIONAL]) -> None:
-    """Print a script that completes the whole command: eval "$(nagjax completion bash)" in ~/.bashrc, or
-    eval "$(nagjax completion zsh)" in ~/.zshrc.
+    """Print a shell script for tab completion of commands, options and choices. To load it, put
+    eval "$(nagjax completion bash)" into ~/.bashrc, or eval "$(nagjax completion zsh)" into ~/.zshrc.
 
     Args:
         shell: bash or zsh.

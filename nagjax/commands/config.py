@@ -9,11 +9,11 @@ from nagjax.options import RunOptions
 
 
 def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITIONAL] = None) -> None:
-    """Print a run's options as YAML: those given as lines, all others as comments with their defaults.
+    """Print a run's options as YAML: given options as lines, all others as comments with their defaults.
 
-    nagjax config --depth 48 > run.yaml, then nagjax train run.yaml; options of the command replace those of the file.
-    nagjax config RUN does so for a run that there is. A size that follows from the others, as heads from the width,
-    counts as not given, so that with another width it follows from that.
+    Write a file with nagjax config --depth 48 > run.yaml, and train with nagjax train run.yaml; options on the command
+    line replace those in the file. nagjax config RUN prints the options of an existing run; a size that follows from
+    other options, such as heads from the width, is a comment there, so that it adapts to a changed width.
 
     Args:
         run: a run folder.

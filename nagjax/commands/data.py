@@ -1,4 +1,4 @@
-"""data prepare: documents into token shards; data chat: conversations."""
+"""data prepare: turn documents into token shards; data chat: the same for conversations."""
 
 import contextlib
 import shlex
@@ -25,20 +25,20 @@ def prepare(
     longest: Count = 2**26,
     runner: Literal["local", "beam"] = "local",
 ) -> None:
-    """Turn documents into token shards. Stopped and started again, it continues.
+    """Turn documents into token shards. If interrupted, the same command continues.
 
-    Inputs and out may be gs:// and s3:// paths. After "--" follow Apache Beam's own options, with --runner beam.
+    Inputs and out may be gs:// and s3:// paths. With --runner beam, Apache Beam's own options may follow after "--".
 
     Args:
         inputs: .txt, .md, .jsonl (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
         out: the corpus folder to make.
         tokenizer: bytes, or the path of a tokenizer.json.
-        validation: share of the documents held out, chosen by their hash; a text file is on one side, but of a lone one
-            the end is held out.
-        held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
-        field: where JSON lines and table rows keep their text; with a "?" behind its name, those where it is null or
-            missing are left out (of a table that has the column).
-        longest: characters that one such line or row may have.
+        validation: share of the documents to hold out, chosen by their hash; a text file is held out as a whole or not
+            at all, but if it is the only input, its end is held out.
+        held_out: further inputs, all of which are held out; documents that are among both are not trained on.
+        field: the field with the text in JSON lines and table rows; with a "?" after its name, lines and rows whose
+            text is null or missing are left out (a table must have the column).
+        longest: most characters that one JSON line or table row may have.
         runner: local, or beam for Apache Beam, whose own options follow after "--".
     """
     if beam_options and runner == "local":
@@ -68,8 +68,8 @@ def chat(
     held_out: tuple[str, ...] = (),
     longest: Count = 2**26,
 ) -> None:
-    """Turn conversations into token shards for supervised fine-tuning: their text by a chat template, of which only the
-    answers are learnt. Stopped and started again, it continues.
+    """Turn conversations into token shards for supervised fine-tuning. A chat template turns each
+    conversation into text, of which only the answers are training targets. If interrupted, the same command continues.
 
     Each line or row of the inputs is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}, or
     {"prompt": "...", "response": "..."}.
@@ -78,11 +78,11 @@ def chat(
         inputs: .jsonl files (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
         out: the corpus folder to make.
         tokenizer: bytes, or the path of a tokenizer.json, such as the one in the folder of the run to start from.
-        template: a file with a Jinja template; by default the tokenizer's own, from chat_template.jinja or
-            tokenizer_config.json beside it, or a plain one where it has none.
-        validation: share of the conversations held out, chosen by their hash.
-        held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
-        longest: characters that one line may have.
+        template: a file with a Jinja template; by default the tokenizer's own, in chat_template.jinja or
+            tokenizer_config.json beside it, or a simple one if it has none.
+        validation: share of the conversations to hold out, chosen by their hash.
+        held_out: further inputs, all of which are held out; conversations that are among both are not trained on.
+        longest: most characters that one line or row may have.
     """
     from nagjax.data.chat_template import find_template
     from nagjax.data.preparation import prepare

@@ -28,18 +28,18 @@ def main(
     If it was interrupted, the same command, without --fresh, continues it. The report is OUT/report.html.
 
     Args:
-        depth: blocks.
-        width: features of the residual.
+        depth: number of blocks.
+        width: features of the residual stream.
         steps: training steps of each scheme.
         batch: sequences per step.
-        context: tokens of a sequence.
+        context: tokens per sequence.
         schemes: schemes to train.
         seed: random seed of the initial values and the order of the data.
         data: stdlib (the sources of Python's standard library), or a folder made by nagjax data prepare.
         out: folder of the runs and of the report.
         fresh: start over; what these runs have written in OUT is deleted.
-        processes: schemes trained at once, which share the cores; 0: as many as there are cores, but one on an
-            accelerator.
+        processes: number of schemes trained at the same time, which share the cores; 0: one per core, but only one on
+            an accelerator.
     """
     check_each_once("schemes", schemes, "scheme")
     shared = {"depth": depth, "width": width, "context": context, "steps": steps, "batch": batch, "seed": seed}

@@ -21,14 +21,17 @@ def main(
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        out: folder for the two files; by default the run's folder, which is refused while it trains, or NAME-report for
-            a model that is no run.
-        data: another corpus with the same tokenizer; by default the run's own, or stdlib for an imported model.
-        batches: batches (of the run's size) for statistics of one pass; of a mixture at least one of each corpus.
-        skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.
-        curve_batches: batches for the loss without several blocks.
-        devices: split parameters and batches over so many of this machine's devices: a divisor of the run's batch,
-            which is 1 for an imported model.
+        out: folder for the two files; by default the run's folder (refused while the run is training), or NAME-report
+            for a model that is not a run.
+        data: another corpus with the same tokenizer to measure on; by default the run's own, or stdlib for an imported
+            model.
+        batches: batches (of the run's size) for the statistics of the whole model; of a mixture, at least one from each
+            corpus.
+        skip_batches: batches on which each block is left out in turn; each takes one forward pass per block, over twice
+            its sequences.
+        curve_batches: batches on which the loss without several blocks is measured.
+        devices: split parameters and batches over this many of this machine's devices; the number must divide the run's
+            batch, which is 1 for an imported model.
     """
     from nagjax.interop.hub import report_folder
 

@@ -1,4 +1,4 @@
-"""Validation loss and depth of a run, or its scores on tasks."""
+"""Measure a run's validation loss and its use of depth, or its scores on tasks."""
 
 import contextlib
 from pathlib import Path
@@ -25,21 +25,22 @@ def main(
     *,
     given: Given,
 ) -> None:
-    """Validation loss of a run (with --as-json also what its depth does); or, with --tasks, its scores on questions.
+    """Measure a run's validation loss (with --as-json also telemetry by sublayer) or, with --tasks, its task scores.
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        data: another corpus with the same tokenizer; by default the run's own, or stdlib for an imported model.
-        batches: read only so many batches; all by default.
-        as_json: print one JSON object; null is a number that is not finite.
-        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; the
-            scores also go into the run's tasks.json, so the run must not be training.
-        task_folder: with tasks of your own for the harness.
-        fewshot: examples in each prompt of the harness; the task's own number by default.
-        limit: ask only so many questions of each task.
-        weights: int8 holds matrices in 8 bits, with a scale per output channel.
-        devices: split parameters and batches over so many of this machine's devices: a divisor of the run's batch,
-            which is 1 for an imported model.
+        data: another corpus with the same tokenizer to measure on; by default the run's own, or stdlib for an imported
+            model.
+        batches: number of batches to read; by default all.
+        as_json: print one JSON object; null stands for a number that is not finite or not defined.
+        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; the scores
+            are also written to the run's tasks.json, so the run must not be training.
+        task_folder: folder with your own tasks for lm-evaluation-harness.
+        fewshot: number of examples in each prompt of lm-evaluation-harness; by default the task's own.
+        limit: number of questions to ask of each task; by default all.
+        weights: int8: matrices are stored in 8 bits, with a scale per output channel.
+        devices: split parameters and batches over this many of this machine's devices; the number must divide the run's
+            batch, which is 1 for an imported model.
     """
     if tasks is None:
         given.refuse(("task_folder", "fewshot", "limit"), "is for questions: give --tasks, too, or leave it out")

@@ -1,4 +1,4 @@
-"""A run as safetensors for transformers, or as a bundle."""
+"""Write a run as safetensors for transformers, or as a bundle."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,10 +18,9 @@ def main(
     Args:
         run: a run folder.
         out: a new folder.
-        format: plain, which transformers loads as one of its own models, if one of them is such a model; bundle,
-            for any run whose scheme its adapter has, which nagjax.load reads, and transformers with
-            trust_remote_code=True.
-        dtype: dtype of the file; what gates compute with, but for their matrices, stays float32 in a bundle.
+        format: plain: one of transformers' own models, if one of them can express the run; bundle: any run whose scheme
+            the bundle's adapter supports, to be loaded by nagjax.load, or by transformers with trust_remote_code=True.
+        dtype: dtype of the tensors in the file; in a bundle, gate parameters that are not matrices stay float32.
     """
     note(f"exporting {run}, into {out}")
     from nagjax.interop.exporting import export

@@ -28,17 +28,17 @@ def main(
     Args:
         run: a run folder, or a model that nagjax import reads.
         prompt: one or more texts to continue.
-        tokens: new tokens for each, at most; a document's end stops its row. By default as many as fit the context,
-            at most 64.
-        temperature: 0 takes the likeliest token.
-        top_k: sample from so many likeliest tokens; 0 from all.
-        top_p: sample, of these, from the smallest set of tokens that holds this probability.
-        min_p: sample, of these, from the tokens at least so many times as likely as the likeliest.
-        stop: texts that end a row where it writes one of them; they are not shown.
-        slide: let text be longer than the context: when that is full, its older half is forgotten.
-        seed: random seed of the samples.
-        weights: int8 holds matrices in 8 bits, with a scale per output channel.
-        speed: also time it greedily, with skipped sublayers and with all of them: time saved over FLOPs saved.
+        tokens: maximum number of new tokens for each prompt; a text also ends where the model ends the document. By
+            default as many as fit the context, at most 64.
+        temperature: sampling temperature; 0 always takes the likeliest token.
+        top_k: sample from this many of the likeliest tokens; 0: from all of them.
+        top_p: sample from the smallest set of the top k tokens whose total probability reaches this.
+        min_p: drop tokens whose probability is below this fraction of the likeliest token's.
+        stop: the new text ends before the first of these texts.
+        slide: let the text grow longer than the context: whenever the context is full, its older half is forgotten.
+        seed: random seed of sampling.
+        weights: int8: matrices are stored in 8 bits, with a scale per output channel.
+        speed: also time greedy generation with and without skipping, and compare the time saved with the FLOPs saved.
     """
     if not prompt:
         raise UserError("prompt", prompt, "give a text or several; without --prompt a document is begun")

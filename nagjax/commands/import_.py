@@ -1,4 +1,4 @@
-"""A model of one of the families that nagjax reads becomes a run."""
+"""Turn a model of one of the families that nagjax reads into a run."""
 
 import shlex
 from pathlib import Path
@@ -16,17 +16,17 @@ def main(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     devices: Count = 1,
 ) -> None:
-    """Make a run's folder of a model in safetensors, which eval, generate and the other commands then open: Llama,
-    SmolLM, Mistral, Mixtral, Qwen2, Qwen3, Gemma, OLMo, Phi, Granite, StableLM, StarCoder2, OPT, GPT-J, GPT-NeoX,
-    Pythia, GPT-2, or a bundle that nagjax export has written; to look at, BERT and RoBERTa, too.
+    """Turn a model in safetensors into a run's folder, which eval, generate and the other commands can open. It may be
+    Llama, SmolLM, Mistral, Mixtral, Qwen2, Qwen3, Gemma, OLMo, Phi, Granite, StableLM, StarCoder2, OPT, GPT-J,
+    GPT-NeoX, Pythia, GPT-2, or a bundle that nagjax export has written; and, for analysis only, BERT or RoBERTa.
 
     Args:
-        source: the folder with config.json and *.safetensors; or OWNER/NAME, or OWNER/NAME@REVISION, of the Hugging
-            Face hub, from its local cache or, with the package huggingface_hub, fetched.
+        source: a folder with config.json and *.safetensors; or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
+            hub, read from its local cache or, if the package huggingface_hub is installed, downloaded.
         out: the run's folder, which must be new.
-        context: tokens a sequence may hold, if fewer than the model allows.
+        context: maximum number of tokens in a sequence, if fewer than the model allows.
         dtype: dtype of the computation; parameters are float32.
-        devices: read the parameters split over so many of this machine's devices.
+        devices: split the parameters over this many of this machine's devices while reading them.
     """
     from nagjax.interop.hub import TWICE, find_model
 

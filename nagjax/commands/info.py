@@ -15,7 +15,7 @@ def main(
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        kernels: show instead which implementation every fused operation uses at the model's width on every platform,
+        kernels: show instead, for every platform, which implementation each fused operation uses at the model's width,
             and why others cannot be used.
     """
     if run is not None:

@@ -16,15 +16,15 @@ def main(
 ) -> None:
     """Draw which sublayers each token of a text goes through, coloured by rotation angle: map.png in the run's folder.
 
-    Of a text that is longer than the run's context, its beginning.
+    If the text is longer than the run's context, only its beginning is drawn.
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        text: the text.
-        file: a file with the text.
-        top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
-        out: where map.png and map.json go; by default the run's folder, which is refused while it trains, or
-            NAME-report for a model that is no run.
+        text: the text to draw.
+        file: a file with the text, in place of --text.
+        top_k: choose the tokens that run by top-k over the sequence, as in training, instead of by the causal decider.
+        out: folder for map.png and map.json; by default the run's folder (refused while the run is training), or
+            NAME-report for a model that is not a run.
     """
     note(f"drawing the tokens' ways through {run}")
     from nagjax.files import check_writable

@@ -30,17 +30,18 @@ def main(
     collectives, a lower bound of the step time and the cost, and what to change if the run does not fit.
 
     Takes the options of nagjax train; no corpus is read. Without --mesh.* everything is sharded over all chips (fsdp);
-    without --batch every chip gets about 8192 tokens in each part of a batch (--accumulate), one sequence at least.
+    without --batch every chip gets about 8192 tokens in each part of a batch (--accumulate), but at least one sequence.
 
     Args:
         topology: the machine, such as v5e:4x4, v5e-16 or h200x8.
-        vocab: tokens in the vocabulary; with --start it is that run's.
-        tokens: also tell what a training of so many tokens takes, such as 3e9, and costs where a price is given.
+        vocab: number of tokens in the vocabulary; with --start it is that of the starting run.
+        tokens: also report the time of a training on this many tokens, such as 3e9, and its cost if a price is given.
         dollars_per_hour: price of one chip.
-        mfu: model FLOPs utilization that the bill assumes beside the bound.
-        search: try meshes, rematerialisation and numbers of parts of the batch (--accumulate), and rank what fits.
-        tries: most programs that a search compiles.
-        minutes: time limit of one compilation.
+        mfu: model FLOPs utilization for a second estimate of time and cost, beside the lower bound.
+        search: try meshes, rematerialisation policies and numbers of parts of the batch (--accumulate), and rank the
+            plans that fit.
+        tries: maximum number of programs that a search compiles.
+        minutes: time limit for one compilation.
         json: also write the result to this file.
     """
     from nagjax.plan.topology import parse, require, summary

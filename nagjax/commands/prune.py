@@ -31,20 +31,22 @@ def main(
     the source run is not changed.
 
     Args:
-        runs: a run folder, which nagjax import may have written; with --curve one or two.
+        runs: a run folder, which nagjax import may have written; with --curve one or two of them.
         out: the new run's folder; with --curve, the folder of curve.json and curve.png.
-        rule: blocks to remove. late: the deepest; penultimate: those before the last; influence: those of least
-            influence; angle: consecutive ones that turn the stream least; drop: those that add least loss when left out
-            alone.
+        rule: how the blocks to remove are chosen. late: the deepest; penultimate: the deepest except the last;
+            influence: those of least influence; angle: the consecutive blocks that turn the residual stream least;
+            drop: those whose removal alone adds least loss.
         count: number of blocks to remove.
-        blocks: the blocks to remove instead of a rule, counted from 1, nearest to the embedding, such as 4,8,21-24.
+        blocks: numbers of the blocks to remove, in place of a rule, such as 4,8,21-24; block 1 is nearest to the
+            embedding.
         heal_steps: training steps after the removal.
         lr: learning rate of these steps.
-        curve: remove nothing; show the loss as more and more blocks are left out, by every rule.
-        data: another corpus with the same tokenizer; by default the run's own, or stdlib for an imported model.
+        curve: remove nothing; show, for every rule, the loss as more and more blocks are left out.
+        data: another corpus with the same tokenizer to measure and heal on; by default the run's own, or stdlib for an
+            imported model.
         batches: validation batches for each loss.
-        devices: split parameters and batches over so many of this machine's devices: a divisor of the run's batch,
-            which is 1 for an imported model.
+        devices: split parameters and batches over this many of this machine's devices; the number must divide the run's
+            batch, which is 1 for an imported model.
     """
     chosen = [block - 1 for block in block_list(blocks)]
     if curve:

@@ -21,19 +21,19 @@ def main(
     processes: Count = 1,
     shard: str = "0/1",
 ) -> None:
-    """Train one config many times, over a grid of options or random draws of them, and say which run is best. The same
-    command goes on with what is not finished; several may work on one sweep at once.
+    """Train one config many times, over a grid of options or random draws of them, and report which run is best. The
+    same command continues the runs that are not finished; several processes may work on one sweep at once.
 
     Args:
         config: a file of options (.yaml), as nagjax config prints it.
-        out: the folder of the runs' folders and of sweep.json.
-        vary: options and their values, by their names in the file: lr=0.001,0.002 scheme=plain,nag; or, with --draws,
-            a range: lr=1e-4..1e-2, in which each factor is as likely as another.
-        draws: so many different random combinations, or all if there are fewer; 0: the whole grid.
+        out: folder for the runs' folders and for sweep.json.
+        vary: options to vary, with their names in the file and their values: lr=0.001,0.002 scheme=plain,nag; or, with
+            --draws, a range from which values are drawn log-uniformly: lr=1e-4..1e-2.
+        draws: number of different random combinations, or all if there are fewer; 0: the whole grid.
         draw_seed: random seed of the draws.
-        processes: runs at once on this machine, which share its cores. Accelerators are not shared: start
-            one process for each, with its own --shard and CUDA_VISIBLE_DEVICES.
-        shard: i/n, i from 0: only every n-th run, for the tasks of an array.
+        processes: number of runs at the same time on this machine, which share its cores. Accelerators are not shared:
+            start one process for each, with its own --shard and CUDA_VISIBLE_DEVICES.
+        shard: i/n: train only every n-th run, beginning with run i (counted from 0), for the tasks of a job array.
     """
     if not is_config_file(str(config)):
         fix = f"a file of options ends in {' or '.join(SUFFIXES)}: nagjax config prints one to begin with"

@@ -19,11 +19,11 @@ def train(
     """Learn a byte-level BPE tokenizer from documents.
 
     Args:
-        inputs: files or folders, as for nagjax data prepare, or stdlib, for --data.path stdlib.
+        inputs: files or folders, as for nagjax data prepare; or stdlib, for runs with --data.path stdlib.
         out: the tokenizer.json to write.
-        vocab: its size, with 256 bytes and the end-of-text token.
-        field: where JSON lines and table rows keep their text.
-        longest: characters that one such line or row may have.
+        vocab: number of tokens in the vocabulary, including the 256 bytes and the end-of-text token.
+        field: the field with the text in JSON lines and table rows.
+        longest: most characters that one JSON line or table row may have.
     """
     say(f"learning a tokenizer of {vocab:,} tokens from {', '.join(inputs)}, into {out}")
     from nagjax.data import train_bpe

@@ -1,4 +1,4 @@
-"""Train one model, or go on training it."""
+"""Train one model, or continue its training."""
 
 import shlex
 from pathlib import Path
@@ -18,17 +18,17 @@ def main(
     resume: Literal["latest", "previous"] = "latest",
     force: bool = False,
 ) -> None:
-    """Train a Transformer under one residual scheme, or go on training it: without --fresh the same command resumes.
+    """Train a Transformer with one residual scheme, or continue its training: without --fresh the same command resumes.
 
-    A run's options may stand in a file as well, nagjax train run.yaml [OPTIONS]; nagjax config prints one. --out,
-    --fresh, --resume, --force and --hosts.* are the command's own.
+    A run's options may also be in a file, nagjax train run.yaml [OPTIONS]; nagjax config prints such a file. --out,
+    --fresh, --resume, --force and --hosts.* belong to the command line only.
 
     Args:
-        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH, or runs/NAME of a file NAME.yaml; with --start it
-            has to be given.
+        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH, or runs/NAME with a file NAME.yaml; required with
+            --start.
         fresh: start over; what the run in the folder has written is deleted.
-        resume: previous passes over a damaged newest checkpoint.
-        force: begin also where the model does not fit into the memory there is.
+        resume: previous: if the newest checkpoint is damaged, use the newest intact one.
+        force: start even if the model does not fit into the available memory.
     """
     folder = out or options.folder
     say(f"{options}, in {folder}")

@@ -32,18 +32,18 @@ _REMOTE_BATCHES = 16  # batches read at once, and ahead, from an object store, w
 class DataConfig:
     """What to train on, and in which order."""
 
-    # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare, also in an object
-    # store: gs://, s3://, hub:OWNER/NAME
+    # stdlib: the source code of this Python's standard library; or a folder made by nagjax data prepare, which may be
+    # in an object store: gs://, s3://, hub:OWNER/NAME
     path: str = STDLIB
-    tokenizer: str = "bytes"  # bytes or a tokenizer.json, for stdlib only: a prepared folder carries its own
-    seed: Seed = 0  # order of the training rows; epochs differ in order
-    workers: Annotated[int, Range(ge=0, le=256)] = 0  # processes that make the same batches; 0: a thread does
-    shuffle: bool = True  # whether training rows are shuffled at all
-    # several corpora in place of path: PATH=WEIGHT each, or PATH=WEIGHT@SHARE,WEIGHT@SHARE for a weight that changes
-    # over training; weights are shares of the rows
+    tokenizer: str = "bytes"  # bytes, or a tokenizer.json; for stdlib only, as a prepared folder has its own
+    seed: Seed = 0  # random seed of the order of training rows, which differs between epochs
+    workers: Annotated[int, Range(ge=0, le=256)] = 0  # processes that make batches, which stay the same; 0: a thread
+    shuffle: bool = True  # shuffle the training rows
+    # several corpora in place of data.path, each as PATH=WEIGHT, or as PATH=WEIGHT@SHARE,WEIGHT@SHARE for a weight that
+    # changes over training; weights are shares of the rows
     mix: tuple[str, ...] = ()
-    # packed: documents behind one another, cut where a row ends; whole: as many as fit into a row, cut only where one
-    # is longer than that; document: one in each row, cut off or padded
+    # packed: documents one after another, cut at the ends of rows; whole: whole documents only, except that one longer
+    # than a row is cut off; document: one document per row, cut off or padded
     rows: Literal["packed", "whole", "document"] = "packed"
 
     def __post_init__(self):

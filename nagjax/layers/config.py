@@ -20,13 +20,13 @@ class RopeConfig:
     al. 2023, arXiv:2309.00071). longrope: each frequency has its own divisor (Ding et al. 2024, arXiv:2402.13753).
     """
 
-    scaling: Literal["none", "linear", "llama3", "longrope", "yarn"] = "none"  # which frequencies are divided
-    factor: Annotated[float, Range(ge=1)] = 1.0  # divisor of these frequencies
-    low: Positive = 1.0  # llama3, yarn: frequencies of wavelengths above original / low are divided by the whole factor
-    high: Positive = 4.0  # llama3, yarn: frequencies of wavelengths below original / high are not divided
-    original: Count = 8192  # tokens of the context that the model was first trained with
-    attention: Positive = 1.0  # factor on the queries and the keys that rotary turns
-    divisors: tuple[Positive, ...] = ()  # longrope: number that the frequency of each pair of features is divided by
+    scaling: Literal["none", "linear", "llama3", "longrope", "yarn"] = "none"  # rotary scaling for a longer context
+    factor: Annotated[float, Range(ge=1)] = 1.0  # divisor of the frequencies
+    low: Positive = 1.0  # llama3, yarn: frequencies with a wavelength above original / low are divided by the factor
+    high: Positive = 4.0  # llama3, yarn: frequencies with a wavelength below original / high are not divided
+    original: Count = 8192  # context, in tokens, with which the model was first trained
+    attention: Positive = 1.0  # factor on the rotated features of queries and keys
+    divisors: tuple[Positive, ...] = ()  # longrope: one divisor for the frequency of each pair of features
 
     def __post_init__(self):
         check_fields(self, "block.rope.")
@@ -38,10 +38,10 @@ class RopeConfig:
 class OtherBlocks:
     """Blocks whose attention has another window or another rotary embedding than the rest."""
 
-    places: tuple[Natural, ...] = ()  # 0-based places of the blocks whose attention differs, before pruning
-    window: Count | None = None  # tokens that these blocks' attention sees, back from the query's own; None: all
-    rotary: Literal["same", "none", "own"] = "same"  # their rotary: the rest's; none; by rope_base and rope
-    rope_base: Positive = 10_000.0  # base of their own rotary
+    places: tuple[Natural, ...] = ()  # 0-based positions, before pruning, of the blocks whose attention differs
+    window: Count | None = None  # tokens that a query of these blocks sees, back from its own; None: all
+    rotary: Literal["same", "none", "own"] = "same"  # rotary of these blocks; own: by others.rope_base and others.rope
+    rope_base: Positive = 10_000.0  # base of their own rotary frequencies
     rope: RopeConfig = RopeConfig()  # scaling of their own rotary
 
     def __post_init__(self):
@@ -54,15 +54,17 @@ class OtherBlocks:
 class BlockConfig:
     """Parts of a block that imported models may need. The defaults add nothing."""
 
-    head_width: Count | None = None  # Dh; None: width / heads
-    biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()  # linear maps with a bias; qkv: queries, keys and values
-    qk_gain: Literal["none", "head", "row"] = "none"  # gain of qk_norm: per feature of a head; row: of all heads
+    head_width: Count | None = None  # features of a head (Dh); None: width / heads
+    biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()  # linear layers with a bias; qkv: queries, keys and values
+    # learned gains of qk_norm. head: one per feature, the same for all heads; row: norm and gains over all heads
+    # together
+    qk_gain: Literal["none", "head", "row"] = "none"
     qk_epsilon: Fraction = 1e-6  # epsilon of qk_norm
     rotated: Annotated[float, Range(gt=0, le=1)] = 1.0  # share of a head's features that rotary rotates: the first ones
     rope: RopeConfig = RopeConfig()  # rotary for longer contexts
-    window: Count | None = None  # tokens that attention sees, counting back from the query's own; None: all
-    softcap: Positive | None = None  # smooth limit on attention's logits
-    cca: bool = False  # compressed convolutional attention (`nagjax.layers.compressed`): narrow by heads x head_width
+    window: Count | None = None  # tokens that a query sees, counted back from its own; None: all
+    softcap: Positive | None = None  # soft cap c on attention's logits: c tanh(logits / c)
+    cca: bool = False  # compressed convolutional attention (`nagjax.layers.compressed`) in heads x head_width features
     others: OtherBlocks = OtherBlocks()  # blocks for which the window and rotary are others
 
     def __post_init__(self):
@@ -76,9 +78,9 @@ Target = Literal["attention", "mlp", "query", "key", "value", "out", "gate", "up
 class LoRAConfig:
     """Adapters beside frozen matrices (`nagjax.layers.lora`), for a run that starts from another one."""
 
-    rank: Natural = 0  # columns of an adapter's first factor, with --start; 0: no adapters, all parameters are trained
-    alpha: Positive = 16.0  # an adapter's product is multiplied by alpha / rank
-    targets: tuple[Target, ...] = ("attention", "mlp")  # the matrices that have an adapter: all of a branch, or by name
+    rank: Natural = 0  # rank of the adapters, for a run with --start; 0: no adapters, all parameters are trained
+    alpha: Positive = 16.0  # the product of an adapter's two factors is multiplied by alpha / rank
+    targets: tuple[Target, ...] = ("attention", "mlp")  # matrices with an adapter; attention, mlp: all of that branch
 
     def __post_init__(self):
         check_fields(self, "lora.")
@@ -94,22 +96,23 @@ class LoRAConfig:
 class MoEConfig:
     """Mixture-of-Experts in place of the MLP of every block (`nagjax.layers.experts`)."""
 
-    experts: Natural = 0  # experts of each block among which its tokens choose; 0: one MLP for all tokens
-    active: Count = 2  # experts that each token chooses
-    shared: Natural = 0  # experts that every token runs besides
-    # features inside each expert; None: the MLP's divided by active + shared, so that a token costs as with one MLP
+    experts: Natural = 0  # number of experts in each block, from which every token chooses; 0: one MLP for all tokens
+    active: Count = 2  # number of experts that each token chooses
+    shared: Natural = 0  # additional experts that every token runs
+    # features inside each expert; None: the MLP's hidden / (active + shared), so that a token costs as with one MLP
     hidden: Count | None = None
-    score: Literal["softmax", "sigmoid"] = "softmax"  # an expert's score, made of the router's logits
-    # weights of the chosen experts' outputs: their scores over the sum of these, or as they are
+    score: Literal["softmax", "sigmoid"] = "softmax"  # how scores are computed from the router's logits
+    # weights of the chosen experts' outputs. normalised: their scores, divided by the sum of these; score: the scores
+    # themselves
     weights: Literal["normalised", "score"] = "normalised"
-    # dropless: ragged matmuls that run every choice; capacity: each expert has room for so many tokens
+    # dropless: every choice runs, by ragged matmuls; capacity: an expert has limited room, and drops further choices
     dispatch: Literal["dropless", "capacity"] = "dropless"
-    # an expert's room, relative to an equal share of a sequence's choices; sampling drops nothing
+    # an expert's room, relative to an equal share of a sequence's choices; in sampling nothing is dropped
     capacity: Positive = 1.25
     load_weight: NonNegative = 0.01  # weight of the load-balance loss, summed over blocks
     z_weight: NonNegative = 0.001  # weight of the routers' z-loss, summed over blocks
-    bias_rate: NonNegative = 0.0  # what an expert's balancing bias rises or falls by in every step; 0: no biases
-    skips: Natural = 0  # further choices that run nothing: Mixture-of-Depths integrated into the choice
+    bias_rate: NonNegative = 0.0  # how much an expert's balancing bias rises or falls in every step; 0: no biases
+    skips: Natural = 0  # additional choices that run no expert, which integrates Mixture-of-Depths into the routing
 
     def __post_init__(self):
         check_fields(self, "moe.")

@@ -37,24 +37,27 @@ class ModConfig:
     parts, so that as many rates as blocks give each block its own. Stages of one rate share a scan.
     """
 
-    rate: tuple[Rate, ...] = (0.0,)  # share of the tokens that skip each routed sublayer; several: by stage over depth
-    # share of the tokens that skip attention sublayers, in place of rate; 1 runs none of them
+    # share of the tokens that skip each routed sublayer; several rates: the depth is cut into equal parts, with one
+    # rate each
+    rate: tuple[Rate, ...] = (0.0,)
+    # share of the tokens that skip attention sublayers, in place of mod.rate; 1 removes these sublayers
     attention_rate: tuple[Share, ...] | None = None
-    # share of the tokens that skip MLP sublayers, in place of rate; 1 runs none of them
+    # share of the tokens that skip MLP sublayers, in place of mod.rate; 1 removes these sublayers
     mlp_rate: tuple[Share, ...] | None = None
-    every: Count = 1  # route every n-th block; the others run all tokens
+    every: Count = 1  # route every n-th block; in the others all tokens run
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
-    # fixed: the rate is every sublayer's; adaptive: all sublayers' average, by one threshold on their scores
+    # fixed: every routed sublayer has the rate; adaptive: the rate is their average, set by one threshold on their
+    # scores
     capacity: Literal["fixed", "adaptive"] = "fixed"
-    unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
-    # nag, linear, skip_class, random; auto: nag on nag, random where updates are normalised, else linear
+    unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP together
+    # nag, linear, skip_class, random; auto: nag for NAG, random where updates are normalised, else linear
     router: str = "auto"
-    # factor on the update, of a linear router's score: its sigmoid; 1 + its tanh; the score itself
+    # factor on the update, from a linear router's score s. sigmoid: sigmoid(s); tanh: 1 + tanh(s); score: s
     weight: Literal["sigmoid", "tanh", "score"] = "sigmoid"
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
-    decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss, balance
-    ema: Fraction = 0.99  # decay of the moving average of the top-k cuts, the threshold decider's
-    aux_weight: NonNegative = 0.01  # weight of a trained decider's own loss in the loss
+    decider: str = "threshold"  # how skipping is decided causally, in sampling: threshold, predictor, aux_loss, balance
+    ema: Fraction = 0.99  # threshold decider: decay of the moving average of the top-k cuts
+    aux_weight: NonNegative = 0.01  # weight of a trained decider's own loss in the total loss
 
     def __post_init__(self):
         whole = "1 removes the sublayer"

@@ -19,36 +19,38 @@ class ModelConfig:
     `width`."""
 
     depth: Annotated[int, Range(ge=1, le=2**16)] = 24  # blocks; each is an attention and an MLP sublayer
-    width: Annotated[int, Range(ge=1, le=2**20)] = 64  # D, features of the residual
-    heads: Count | None = None  # query heads; None: width / 64, at least 4; 4, 2 or 1 where these do not fit
-    kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
-    hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D, rounded up to eights (gated), or 4 D
-    context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens of a sequence
+    width: Annotated[int, Range(ge=1, le=2**20)] = 64  # features of the residual stream (D)
+    heads: Count | None = None  # query heads; None: width / 64, but at least 4; or 4, 2 or 1 if that does not fit
+    kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: the same as heads
+    # hidden features of the MLP (F); None: if gated 8/3 D, rounded up to a multiple of 8, else 4 D
+    hidden: Count | None = None
+    context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens per sequence
     vocab: Annotated[int, Range(ge=1, le=2**24), HIDDEN] = 257  # the commands take it from the corpus's tokenizer
-    # the feed-forward branch, gated (swiglu, geglu) or not; gelu and geglu: GELU in its tanh form
+    # activation of the MLP, gated (swiglu, geglu) or not; gelu and geglu use the tanh form of GELU
     mlp: Literal["swiglu", "geglu", "gelu", "gelu_exact", "relu"] = "swiglu"
-    positions: Literal["rotary", "learned"] = "rotary"  # how attention knows where a token stands
-    rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
+    positions: Literal["rotary", "learned"] = "rotary"  # position encoding: rotary, or learned embeddings
+    rope_base: Positive = 10_000.0  # base of the rotary frequencies; the longest wavelength is about 2 pi times this
     qk_norm: bool = True  # normalise queries and keys to unit RMS
-    tied: bool = False  # one table for embedding and head
-    logit_softcap: Positive | None = None  # smooth limit on the head's logits
+    tied: bool = False  # use one table for embedding and head
+    logit_softcap: Positive | None = None  # soft cap c on the head's logits: c tanh(logits / c)
     causal: Annotated[bool, HIDDEN] = True  # attention sees no later tokens; imported encoders see all of a document
     token_types: Annotated[Natural, HIDDEN] = 0  # kinds of tokens with an embedding of their own (BERT's sentences)
     # of a head with a linear map, the MLP's activation and LayerNorm before the table: the norm's epsilon
     head_epsilon: Annotated[Fraction | None, HIDDEN] = None
-    # how initial values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
+    # how initial values and learning rates depend on width and depth: see nagjax/model/parametrization.py
     parametrization: Literal["standard", "mup", "completep"] = "standard"
-    base_width: Count = 64  # mup and completep: the width that --lr and initial values are for
-    # standard deviation of the first matrices and tables, which a scheme may scale; None: matrices 1 / sqrt(inputs)
+    base_width: Count = 64  # mup, completep: the width for which lr and the initial values are chosen
+    # standard deviation of initial matrices and tables, which a scheme may scale; None: matrices 1 / sqrt(inputs)
     init_std: Positive | None = None
     # dtype of the computation; auto: float32 on CPU, else bfloat16
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    residual_dtype: Literal["auto", "float32"] = "auto"  # dtype of the residual stream; auto: the computation's
-    # recomputed in the backward pass: nothing; all; all but matmuls with weights; all, and the host keeps the stream
+    residual_dtype: Literal["auto", "float32"] = "auto"  # dtype of the residual stream; auto: that of the computation
+    # what is recomputed in the backward pass. block: all of each block; dots: all but matmuls with weights; offload: as
+    # block, with the residual stream stored in host memory
     remat: Literal["none", "block", "dots", "offload"] = "none"
-    # implementation of attention; auto: the device's own; tokamax: for a GPU, from the package of its name
+    # implementation of attention; auto: chosen for the device; tokamax: GPU kernels from the package tokamax
     attention: Literal["auto", "xla", "cudnn", "splash", "tokamax"] = "auto"
-    # implementation of the residual updates; auto: the device's own kernels where they fit, else xla
+    # implementation of the residual updates; auto: kernels for the device if they support the model, else xla
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "mosaic_gpu", "triton"] = "auto"
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
     block: BlockConfig = BlockConfig()  # parts that imported models may need

@@ -28,7 +28,7 @@ class MultiStream(Plain):
     update and are computed from the streams before it.
     """
 
-    streams: Count = 4  # n, residual streams side by side
+    streams: Count = 4  # number of parallel residual streams (n)
 
     def read_weights(self, hidden: Float[Array, "B T N D"], at: Boundary) -> Float[Array, "B T N"]:
         """p of the next reader, float32."""

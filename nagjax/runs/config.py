@@ -38,11 +38,11 @@ class RatesConfig:
     come on top. 0 keeps a role as it starts."""
 
     matrix: NonNegative = 1.0  # learning rate, relative to the peak, of hidden matrices
-    # learning rate, relative to the peak, of the tables that are looked up; of the head too, where it shares the table
+    # learning rate, relative to the peak, of the embedding tables, and of the head if it shares the table
     embedding: NonNegative = 1.0
-    head: NonNegative = 1.0  # learning rate, relative to the peak, of the table of the logits
+    head: NonNegative = 1.0  # learning rate, relative to the peak, of the head, which computes the logits
     norm: NonNegative = 1.0  # learning rate, relative to the peak, of gains and biases
-    gate: NonNegative = 1.0  # learning rate, relative to the peak, of the scheme's gates, which commit updates
+    gate: NonNegative = 1.0  # learning rate, relative to the peak, of gates; multiplies the scheme's own rate for them
     adapter: NonNegative = 1.0  # learning rate, relative to the peak, of LoRA's adapters
 
     def __post_init__(self):
@@ -53,19 +53,20 @@ class RatesConfig:
 class OptimizerConfig:
     """Updates and their schedule. Gate parameters learn at the scheme's own relative rate."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"  # update rule; muon: of hidden matrices, the rest stays with AdamW
+    optimizer: Literal["adamw", "muon"] = "adamw"  # update rule; muon: Muon for hidden matrices, AdamW for all else
     lr: Positive | None = None  # peak learning rate; None: the scheme's default for the model's size
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # course of the learning rate after the warm-up
-    warmup: Share = 0.1  # share of the steps over which the rate rises linearly
-    cooldown: Share = 0.2  # share of the steps over which wsd falls linearly
-    final: Share = 0.1  # share of the peak that cosine and wsd fall to: one step after the last, which is just above it
+    # schedule of the learning rate after the warm-up; wsd: constant, then a linear decay
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup: Share = 0.1  # share of the steps in which the learning rate rises linearly
+    cooldown: Share = 0.2  # wsd: share of the steps, the last ones, in which the learning rate falls linearly
+    final: Share = 0.1  # cosine, wsd: share of the peak reached one step after the last, whose rate is slightly higher
     rates: RatesConfig = RatesConfig()  # learning rates by role
-    weight_decay: NonNegative = 0.1  # coefficient of weight decay, times the learning rate, of the roles in decay
-    decay: tuple[Role, ...] = ("matrix",)  # roles with weight decay
-    beta1: Momentum = 0.9  # decay of the mean of the gradients; that of Muon is 0.95
+    weight_decay: NonNegative = 0.1  # weight decay of the roles in decay; it is multiplied by the learning rate
+    decay: tuple[Role, ...] = ("matrix",)  # roles of the parameters that have weight decay
+    beta1: Momentum = 0.9  # decay of the mean of the gradients; Muon always uses 0.95
     beta2: Momentum = 0.95  # decay of the mean of the gradients' squares
-    epsilon: Positive = 1e-8  # AdamW's, added to the root of the mean of squares
-    clip: NonNegative = 1.0  # largest global gradient norm; 0: no clipping
+    epsilon: Positive = 1e-8  # AdamW's epsilon, added to the root of the mean of the gradients' squares
+    clip: NonNegative = 1.0  # gradients are scaled down to at most this global norm; 0: no clipping
     # parameters that are not trained: roles, or patterns of names such as embedding.* and blocks.mlp.*
     freeze: tuple[str, ...] = ()
 
@@ -81,32 +82,34 @@ class OptimizerConfig:
 class TrainConfig:
     """How long, on how much at once, and how often to look."""
 
-    steps: Count = 300  # updates of the parameters
+    steps: Count = 300  # number of training steps
     batch: Count = 16  # sequences per step, over all devices
-    accumulate: Count = 1  # the batch goes through in this many parts
-    seed: Seed = 0  # seed of the initial values and of the random router; the data order has its own, data.seed
-    z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
-    # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
+    accumulate: Count = 1  # number of parts in which a batch is processed, one after another, to save memory
+    seed: Seed = 0  # random seed of the initial values and the random router; for the order of the data see data.seed
+    z_loss: NonNegative = 0.0  # weight of the z-loss, the square of the softmax's log-normaliser
+    # tokens per device whose logits are in memory at once; None: 256 MiB of logits, but at least 1024 tokens
     loss_chunk: Count | None = None
-    # decay of a running average of the weights, which evaluations and opened runs then take; 0: none is kept
+    # decay of a moving average of the weights, which is then evaluated and loaded in place of the weights; 0: no
+    # average
     ema: Annotated[float, Range(ge=0, lt=1)] = 0.0
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
-    # what evaluations score besides, separated by spaces or commas: files of questions (.jsonl), tasks of
+    # tasks that evaluations also score, separated by spaces or commas: files of questions (.jsonl), and tasks of
     # lm-evaluation-harness that ask for likelihoods (a name, or a .yaml)
     tasks: tuple[str, ...] = ()
-    tasks_every: Count | None = None  # steps between scorings, a multiple of eval_every; None: with every evaluation
-    tasks_limit: Count | None = None  # first questions of each task; None: all of them
+    tasks_every: Count | None = None  # steps between task scorings, a multiple of eval_every; None: in every evaluation
+    tasks_limit: Count | None = None  # ask only this many questions of each task, the first ones; None: all of them
     save_every: Count = 100  # steps between checkpoints
-    save_minutes: NonNegative = 0.0  # also save when so many minutes have passed since the last save; 0: never for that
-    keep: Count = 2  # newest checkpoints kept
-    keep_best: Natural = 0  # checkpoints of the lowest validation loss kept besides; an evaluation among them is saved
-    keep_every: Natural = 0  # checkpoints whose step is a multiple of this are kept besides; 0: none
-    # what to do where loss or gradient are not finite, or spike
+    save_minutes: NonNegative = 0.0  # also save when this many minutes have passed since the last save; 0: not by time
+    keep: Count = 2  # number of newest checkpoints to keep
+    # also keep this many checkpoints of lowest validation loss; one is saved whenever an evaluation ranks among them
+    keep_best: Natural = 0
+    keep_every: Natural = 0  # also keep checkpoints whose step is a multiple of this; 0: none
+    # what to do at a bad step, whose loss or gradient is not finite, or whose loss spikes
     on_bad_step: Literal["raise", "skip", "rollback"] = "raise"
-    spike: NonNegative = 0.0  # a loss so many robust deviations above the median of the last 64 is bad too; 0: never
+    spike: NonNegative = 0.0  # a loss this many robust deviations above the median of the last 64 is bad, too; 0: never
     max_bad_steps: Count = 5  # bad steps in a row, or rollbacks to one checkpoint, before the run gives up
-    log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # where else metrics go, besides metrics.jsonl
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # where to write metrics, besides metrics.jsonl
 
     def __post_init__(self):
         check_fields(self)
@@ -125,7 +128,7 @@ class MeshConfig:
     """Devices along each axis: copies of the model, shards of its parameters, shards of its heads and features, parts
     of every sequence, and shards of its experts, which hold different sequences too."""
 
-    data: Count | None = None  # devices with a copy of the model each; None: all that the other axes leave
+    data: Count | None = None  # number of copies of the model; None: all devices that the other axes leave
     fsdp: Count = 1  # devices that parameters and optimizer state are split over
     tensor: Count = 1  # devices that heads and features are split over
     sequence: Count = 1  # devices that the tokens of every sequence are split over
@@ -145,7 +148,7 @@ class RunConfig:
     train: TrainConfig = TrainConfig()
     data: DataConfig = DataConfig()
     mesh: MeshConfig = MeshConfig()
-    start: str = ""  # folder of the run whose model, scheme and parameters this one begins with; "": it begins anew
+    start: str = ""  # folder of a run, from which this run takes model, scheme and initial parameters; "": a new model
     # Options that were given, where a run starts from another: they stand though they equal their defaults. Not saved.
     given: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 

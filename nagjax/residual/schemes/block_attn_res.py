@@ -46,7 +46,7 @@ class BlockAttnRes(Plain):
     title: ClassVar[str] = "Block AttnRes"
     rebuilds: ClassVar[bool] = False
 
-    blocks: Count = 8  # number of blocks of sublayers, at most
+    blocks: Count = 8  # maximum number of blocks into which sublayers are grouped
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Query(width)

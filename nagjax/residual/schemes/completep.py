@@ -28,9 +28,9 @@ class CompleteP(PreNorm):
     title: ClassVar[str] = "CompleteP"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    base_depth: Count = 2  # blocks at which updates have weight 1; default of the source
+    base_depth: Count = 2  # number of blocks at which updates have weight 1; 2 in the source
     exponent: Share = 1.0  # 1: CompleteP; 0.5: depth-muP; 0: muP
-    epsilon: Fraction = 1e-6  # in the norm
+    epsilon: Fraction = 1e-6  # epsilon of the norm
 
     def depth_ratio(self, depth: int) -> tuple[float, float]:
         return depth / self.base_depth, self.exponent

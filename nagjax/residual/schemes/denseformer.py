@@ -51,7 +51,7 @@ class DenseFormer(Plain):
     title: ClassVar[str] = "DenseFormer"
     rebuilds: ClassVar[bool] = False
 
-    points: Count = 8  # averaging points, at most
+    points: Count = 8  # maximum number of averaging points
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
         return Weights(self.points)

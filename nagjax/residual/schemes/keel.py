@@ -31,7 +31,7 @@ class Keel(PreNorm):
     title: ClassVar[str] = "Keel"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    epsilon: Fraction = 1e-6  # in both norms
+    epsilon: Fraction = 1e-6  # epsilon of both norms
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)

@@ -32,8 +32,8 @@ class LayerNorm(PreNorm):
     name: ClassVar[str] = "layer_norm"
     title: ClassVar[str] = "LayerNorm"
 
-    epsilon: Fraction = 1e-5  # in the norm
-    scaled_start: bool = True  # output projections start divided by the root of the number of sublayers, as in plain
+    epsilon: Fraction = 1e-5  # epsilon of the norm
+    scaled_start: bool = True  # divide initial output projections by sqrt(number of sublayers), as in plain
 
     def output_scale(self, sublayer: SublayerIndex) -> float:
         return sublayer.sublayers**-0.5 if self.scaled_start else 1.0

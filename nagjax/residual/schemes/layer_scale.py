@@ -29,7 +29,7 @@ class LayerScale(SkipInit):
     name: ClassVar[str] = "layer_scale"
     title: ClassVar[str] = "LayerScale"
 
-    start: NonNegative | None = None  # initial value of the factors; None: by depth, 0.1, 1e-5 or 1e-6
+    start: NonNegative | None = None  # initial value of the factors; None: 0.1, 1e-5 or 1e-6, depending on depth
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         by_depth = 0.1 if sublayer.blocks <= 18 else 1e-5 if sublayer.blocks <= 24 else 1e-6

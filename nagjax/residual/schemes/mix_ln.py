@@ -29,7 +29,7 @@ class MixLN(PreNorm):
     title: ClassVar[str] = "Mix-LN"
     learning_rate: ClassVar[float] = 2.5e-3  # 8e-3 was worse at 16 blocks x 32; no finer search
 
-    post: Share = 0.25  # share of the blocks that are Post-LN: the first ones
+    post: Share = 0.25  # share of the blocks, the first ones, that are Post-LN
 
     def border(self, at: Boundary) -> Int[Array, ""]:
         """The number of the last Post-LN sublayer; 0 if there is none."""

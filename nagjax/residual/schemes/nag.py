@@ -112,9 +112,9 @@ class NAG(Scheme):
     scale_free: ClassVar[bool] = True
     turns: ClassVar[bool] = True
 
-    directions: Count = 32  # C, directions of each modulator
-    alpha_power: NonNegative = 0.5  # p, alpha_l starts at l ** -p; 1 is `nag_harmonic`
-    ramp: Annotated[float, Range(ge=0, lt=1)] = 0.05  # share of the training over which alpha rises from 0
+    directions: Count = 32  # number of directions of each modulator (C)
+    alpha_power: NonNegative = 0.5  # p: alpha of sublayer l starts at l ** -p; with 1 it is `nag_harmonic`
+    ramp: Annotated[float, Range(ge=0, lt=1)] = 0.05  # share of the training in which alpha rises from 0
 
     def default_rate(self, width, depth):
         """It falls with depth beyond 24 blocks: every branch is scale-free, so all branches move at each step, whatever

@@ -31,7 +31,7 @@ class NAGHarmonic(NAG):
     title: ClassVar[str] = "NAG from 1/l"
     learning_rate: ClassVar[float] = 8e-3
 
-    alpha_power: NonNegative = 1.0  # p, alpha_l starts at l ** -p
+    alpha_power: NonNegative = 1.0  # p: alpha of sublayer l starts at l ** -p
 
     def default_rate(self, width, depth):
         """The same at every depth: runs at 16, 32 and 64 blocks gave no reason for another rule."""

@@ -26,7 +26,7 @@ class ORU(Plain):
     title: ClassVar[str] = "orthogonal updates"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    epsilon: Fraction = 1e-6  # in the norm, and in the projection
+    epsilon: Fraction = 1e-6  # epsilon of the norm and of the projection
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         h, u = stream.hidden.astype(jnp.float32), update.astype(jnp.float32)

@@ -16,8 +16,8 @@ class Plain(PreNorm):
     title: ClassVar[str] = "plain pre-norm"
 
     # GPT-2's initialisation, which makes the stronger baseline
-    scaled_start: bool = True  # output projections start divided by the root of the number of sublayers
-    epsilon: Fraction = 1e-6  # in the norm
+    scaled_start: bool = True  # divide initial output projections by sqrt(number of sublayers)
+    epsilon: Fraction = 1e-6  # epsilon of the norm
 
     def output_scale(self, sublayer: SublayerIndex) -> float:
         return sublayer.sublayers**-0.5 if self.scaled_start else 1.0

@@ -24,7 +24,7 @@ class PostLayerNorm(PostLN):
     name: ClassVar[str] = "post_layer_norm"
     title: ClassVar[str] = "Post-LN, LayerNorm"
 
-    epsilon: Fraction = 1e-12  # in the norm
+    epsilon: Fraction = 1e-12  # epsilon of the norm
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Affine(width)

@@ -31,7 +31,7 @@ class ProRes(PreNorm):
     title: ClassVar[str] = "ProRes"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    ramp: Share = 0.25  # share of the training until the last block has full weight; the source's T L / steps
+    ramp: Share = 0.25  # share of the training after which the last block has full weight; T L / steps in the source
 
     def trained(self):
         return dataclasses.replace(self, ramp=0.0)

@@ -26,7 +26,7 @@ class Reordered(Direct):
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
-    epsilon: Fraction = 1e-6  # in the norm
+    epsilon: Fraction = 1e-6  # epsilon of the norm
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)

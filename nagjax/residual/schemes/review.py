@@ -67,7 +67,7 @@ class Review(PreNorm):
     title: ClassVar[str] = "Review Residuals"
     epsilon: ClassVar[float] = 1e-5
 
-    rank: Count | None = None  # None: the paper's dense gate; a number: a cheaper gate of that rank (ours)
+    rank: Count | None = None  # None: the paper's dense gate; a number: a cheaper gate of this rank, which is ours
 
     def gate(self, width, sublayer, rngs):
         return DenseGate(width) if self.rank is None else LowRankGate(width, self.rank, rngs)
