@@ -3,7 +3,8 @@
 #
 #     bash benchmarks/bare_machine.sh 1|2|3 OUT [FOLDER [MINUTES]]
 #
-# FOLDER has the rows of earlier commands; they are copied to OUT first ("" for none). MINUTES is what a command may
+# FOLDER has the rows of earlier commands; they are copied to OUT first ("" for none, or for those that a command on this
+# machine has left in /tmp/nagjax-rows). MINUTES is what a command may
 # take in all where it is less than 8.3. Needs .wheels (benchmarks/wheels.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +12,10 @@ number=$1 out=$2 earlier=${3:-} minutes=${4:-8.3}
 python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target /tmp/nagjax-site .wheels/*.whl
 NAGJAX_COMMIT=$(cat .wheels/COMMIT)
 export NAGJAX_COMMIT PYTHONPATH=/tmp/nagjax-site PYTHONUNBUFFERED=1
-mkdir -p "$out"
+kept=${NAGJAX_ROWS:-/tmp/nagjax-rows}
+mkdir -p "$out" "$kept"
+cp "$kept"/*.jsonl "$out"/ 2>/dev/null || true
+trap 'cp "$out"/*.jsonl "$kept"/ 2>/dev/null || true' EXIT
 if [ -n "$earlier" ]; then cp "$earlier"/*.jsonl "$out"/ || true; fi  # none is no reason to stop here
 
 measure() {

@@ -43,7 +43,8 @@ def assert_close(got, want, terms: int, chain: int = 1, scale: float = 0.0, dtyp
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True) if tree else ((got, want),)
     for one, other in pairs:
         allowed = limits(other, terms, chain, scale, dtype)
-        np.testing.assert_allclose(np.asarray(one, float), np.asarray(other, float), err_msg=err_msg, **allowed)
+        sides = np.asarray(one, float), np.asarray(other, float)
+        np.testing.assert_allclose(*sides, err_msg=err_msg, equal_nan=False, **allowed)
 
 
 def close_to(want: float, terms: int, chain: int = 1, scale: float = 0.0, dtype=np.float32):

@@ -47,7 +47,11 @@ class Options(NamedTuple):
 
 
 class Paused(Exception):
-    """The time is up in the middle of a case, which the next call will continue."""
+    """The time is up in the middle of a case, which the next call will continue. `partial`: its figures until then."""
+
+    def __init__(self, partial: dict[str, Any] | None = None):
+        super().__init__()
+        self.partial = partial
 
 
 class Unusable(Exception):
@@ -78,7 +82,7 @@ class Rows:
                 self._append({"case": case.name, "error": error})
                 print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
                 continue
-            likely = times.get(_kind(case.name), next(reversed(times.values()), 0.0))
+            likely = times.get(_kind(case.name), (case.limit or 0.0) / 2 or next(reversed(times.values()), 0.0))
             if time.monotonic() + (0.0 if case.resumes else likely) > self.deadline:
                 left += 1
                 continue
@@ -93,8 +97,10 @@ class Rows:
                     if case.compile:
                         self._append({"case": case.name, **COMPILED})
                     outcome = {"result": case.measure(*given)}
-            except Paused:
-                self._append({"case": case.name, "paused": True})
+            except Paused as pause:
+                self._append(
+                    {"case": case.name, "paused": True, **({"partial": pause.partial} if pause.partial else {})}
+                )
                 left += 1
                 continue
             except Exception as error:  # a kernel that fails is a result, and the next case follows
@@ -121,12 +127,16 @@ class Rows:
 
     def _end(self, case: Case, limit: float) -> None:
         error, stage = f"took longer than {limit:g} s", _stage(last(self.path))
-        if case.compile is not None and not COMPILED.items() <= stage.items():  # slow: tried again, alone
+        if not COMPILED.items() <= stage.items() and (case.compile or not self._ended_before(case)):
+            # it may have been compiling: tried again, alone, or with what the compilers' cache has kept
             self._append({"case": case.name, "ended": True, **stage})
         else:
             self._append({"case": case.name, "error": error, "ended": True, "hung": True, **stage})
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
+
+    def _ended_before(self, case: Case) -> bool:
+        return any("ended" in row and row.get("case") == case.name for row in read(self.path))
 
     @functools.cached_property
     def origin(self) -> dict:
@@ -249,10 +259,9 @@ def append(path: Path, row: dict) -> None:
 
 
 def _whole(result: dict[str, Any]) -> bool:
-    """Whether a case's figures have no failed part: gradients, comparison, or values."""
-    return (
-        "error_backward" not in result and result.get("vs_base", True) is not None and result.get("worst", 0.0) <= 1.0
-    )
+    """Whether a case's figures have no failed part: gradients, peers, comparison, or values."""
+    failed = {"error_backward", "failed"} & result.keys()
+    return not failed and result.get("vs_base", True) is not None and result.get("worst", 0.0) <= 1.0
 
 
 def _hopeless(begun: int, name: dict[str, Any], ended: Counter[tuple]) -> str | None:

@@ -49,12 +49,19 @@ def measure(scheme: str, steps: int, options: Options) -> dict:
         try:
             train(config, folder)
         except Preempted:
-            raise Paused from None
+            raise Paused(_figures(config, folder)) from None
+    return _figures(config, folder)
+
+
+def _figures(config: RunConfig, folder: Path) -> dict | None:
+    """Of the run as far as it is; None before its first evaluation."""
     run = load_run(folder)
+    if not run.evals.step.size:
+        return None
     return {
         "attention": config.model.attention,
         "steps": config.train.steps,
-        "tokens": config.train.steps * config.train.batch * config.model.context,
+        "tokens": run.step * config.train.batch * config.model.context,
         "loss": run.last_eval.loss,
         "bits_per_byte": run.last_eval.bits_per_byte,
         "step_seconds": run.step_seconds,

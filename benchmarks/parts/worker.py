@@ -21,8 +21,8 @@ NO_ACCELERATOR = 6  # jax sees none, and CPUs are for rehearsals only
 # Each part's generator of cases, in order of importance, and the limit for one of its cases in seconds: a kernel that
 # never returns would otherwise use up all the time.
 PARTS = {
-    "values": ("values.cases", 40.0),  # the first case waits for all compilations made in advance
-    "kernels": ("kernels.cases", 45.0),
+    "values": ("values.cases", 90.0),  # the first case waits for all compilations made in advance
+    "kernels": ("kernels.cases", 55.0),
     "steps": ("steps.cases", 240.0),
     "attention": ("attention.cases", 120.0),
     "experts": ("experts.cases", 120.0),

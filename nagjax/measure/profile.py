@@ -95,7 +95,9 @@ def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) ->
         seconds = time.perf_counter() - began
     found = times_by_scope((f for f in folder.rglob("*.xplane.pb") if f not in before), scopes_of(step.as_text()))
     if not found:
-        raise UserError("profile", str(folder), "the profiler recorded no instructions on this device: open the trace")
+        seen = {plane.name for f in folder.rglob("*.xplane.pb") for plane in ProfileData.from_file(str(f)).planes}
+        fix = f"the profiler recorded no instructions on this device, only {sorted(seen)}: open the trace"
+        raise UserError("profile", str(folder), fix)
     count = blueprint.mesh.size
     each = {name: 1e-6 * found[name] / steps / count for name in (*SCOPES, OTHER) if found[name]}
     return {"steps": steps, "devices": count, "milliseconds": 1e3 * seconds / steps, "scopes": each}

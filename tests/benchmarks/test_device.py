@@ -238,7 +238,12 @@ def test_the_commands_for_a_bare_machine_are_of_known_parts_and_leave_a_minute(t
     def asked(*given, check="0"):
         said = tmp_path / "asked"
         said.write_text("")
-        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(said), "CHECK": check}
+        env = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "ASKED": str(said),
+            "CHECK": check,
+            "NAGJAX_ROWS": str(tmp_path / "kept"),
+        }
         code = subprocess.run(["bash", script, *given], env=env).returncode
         lines = [line.split() for line in said.read_text().splitlines()]
         parts = [line for line in lines if line[0] != "-m"]
@@ -254,5 +259,6 @@ def test_the_commands_for_a_bare_machine_are_of_known_parts_and_leave_a_minute(t
         assert less == pytest.approx({part: own / 2 for part, own in minutes.items()})
         known += minutes
     assert sorted([*known, "experts"]) == sorted(PARTS) and (tmp_path / "out" / "values.jsonl").exists()
+    assert asked("2", tmp_path / "next")[0] == 0 and (tmp_path / "next" / "values.jsonl").exists()
     assert asked("1", tmp_path / "out", check="1") == (1, [["-m", "benchmarks.parts.check"]], {})
     assert asked("4", tmp_path / "out")[0] == 2

@@ -52,7 +52,8 @@ def test_a_case_that_never_ends_is_passed_over_and_one_that_pauses_is_not(tmp_pa
     for _ in range(rows.TRIES):
         with pytest.raises(KeyboardInterrupt):
             Rows("part", tmp_path, later).run([case("a", KeyboardInterrupt())])
-        assert Rows("pauses", tmp_path, later).run([case("a", Paused())]) == 1
+        assert Rows("pauses", tmp_path, later).run([case("a", Paused({"loss": 2.0}))]) == 1
+        assert rows.last(tmp_path / "pauses.jsonl")["partial"] == {"loss": 2.0}
     for _ in range(2):
         assert Rows("part", tmp_path, later).run([case("a", 1), case("b", 2)]) == 0
     assert capsys.readouterr().out.count("part: case=a: passed over, was begun 2 times and never finished") == 1
@@ -192,6 +193,8 @@ def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path, monkeypat
     script = tmp_path / "hang.py"
     script.write_text(HANGING)
     command = [sys.executable, str(script), str(tmp_path)]
+    assert subprocess.run(command, cwd=device.ROOT).returncode == rows.AGAIN
+    assert not any("hung" in row for row in rows.read(tmp_path / "part.jsonl")), "it may have been compiling"
     assert subprocess.run(command, cwd=device.ROOT).returncode == rows.AGAIN
     monkeypatch.setattr(origin, "origin", lambda packages: {})  # as there
     hangs = Case({"case": "hangs"}, lambda: pytest.fail("begun again"))

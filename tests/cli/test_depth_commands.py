@@ -190,7 +190,7 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys, monkeypa
         ("train --data.mix nothere=1 stdlib=1", "data.mix = 'nothere': does not exist"),
         ("train --mod.rate 1.0", "at least 0 and below 1"),
         ("train --scheme plain --mod.rate 0.5 --mod.router nag", "the router linear"),
-        ("bench mod --rate 0", "rate"),
+        ("bench mod --rate 0", "error: rate = 0"),
         ("bench mod --phase prefill --steps 4", "steps = 4: a round of --phase prefill reads every prompt once"),
         ("bench mod --batch 8 --router foo", "error: router = 'foo'"),
         ("bench mod --batch 8 --scheme plain --router nag", "error: router = 'nag'"),

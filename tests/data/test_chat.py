@@ -355,9 +355,10 @@ def test_only_signed_tokens_say_what_counts():
 
 def test_other_inputs_are_refused(tmp_path):
     (tmp_path / "text.txt").write_text("hello")
-    for inputs in ([str(tmp_path / "text.txt")], [written(tmp_path, [{"text": "hello"}])]):
-        with pytest.raises(UserError, match="inputs"):
-            prepare(inputs, tmp_path / "out", validation=0, chat=find_template("bytes", None))
+    text, talk = str(tmp_path / "text.txt"), written(tmp_path, [{"text": "hello"}])
+    for given, said in ((text, "is plain text: give conversations"), (talk, "inputs = '.*:1'")):
+        with pytest.raises(UserError, match=said):
+            prepare([given], tmp_path / "out", validation=0, chat=find_template("bytes", None))
     with pytest.raises(UserError, match="template = .*no such file"):
         find_template("bytes", str(tmp_path / "absent.jinja"))
 

@@ -129,7 +129,8 @@ def test_a_long_list_of_edges_is_cut():
 
 def test_a_summary_is_put_into_a_result_file_and_all_else_stays(tmp_path):
     (tmp_path / "results").mkdir()
-    for path in sorted((HOME / "results").glob("*.json"))[:4]:
+    assert len(RESULTS) > 4
+    for path in RESULTS[:4]:
         copy = tmp_path / "results" / path.name
         copy.write_bytes(path.read_bytes())
         name, size, _ = path.name.split(".")

@@ -84,7 +84,7 @@ def test_a_corpus_of_another_tokenizer(run_folder, corpus, tmp_path):
 
 
 def test_an_absent_corpus(run_folder, tmp_path):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="data = '.*nowhere"):
         evaluate(run_folder, data=str(tmp_path / "nowhere"))
 
 

@@ -15,7 +15,7 @@ from nagjax.mod.routed import ForwardContext, Site
 from nagjax.mod.routers import routers
 from nagjax.residual import Boundary
 from nagjax.residual.registry import find_scheme, schemes
-from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.config import RunConfig
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
 from tests import meshes, tiny
@@ -182,4 +182,4 @@ def _replaced(params: dict, router: dict, weight) -> dict:
 
 
 def test_training_config_reaches_the_model():
-    assert TrainConfig().steps == 300 and config().model.mod == HALF
+    assert tiny.blueprint(config()).model(start(config()).params).config.mod == HALF

@@ -175,8 +175,10 @@ def test_a_model_of_one_block_has_none_to_leave_out():
 
 
 @pytest.mark.parametrize("rules", [("influnce",), ()])
-def test_unknown_rules_and_none_are_refused_before_anything_is_measured(run_folder, rules):
+def test_unknown_rules_and_none_are_refused_before_anything_is_measured(run_folder, rules, monkeypatch):
     run = open_run(run_folder)
+    for module in ("curve", "diagnosis"):
+        monkeypatch.setattr(f"nagjax.report.{module}.text_batches", lambda *_: pytest.fail("measured"))
     for measured in (lambda: pruning_curve(run_folder, rules=rules), lambda: diagnose(run, rules=rules)):
         with pytest.raises(UserError, match="rule"):
             measured()

@@ -1,5 +1,6 @@
 """A run folder that somebody else made: no link in it is written through, and none is read that leads out of it."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -54,9 +55,11 @@ def test_nothing_is_written_through_a_link(folder, secret, name):
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_nor_through_one_in_the_place_of_what_is_being_written(folder, secret, name):
+def test_nor_through_one_in_the_place_of_what_is_being_written(folder, secret, name, monkeypatch):
+    monkeypatch.setattr("nagjax.files.partial_name", lambda own: f"{own}.partial")
     (folder / f"{name}.partial").symlink_to(secret)
-    WRITES[name](folder / name)
+    with contextlib.suppress(OSError, UserError):
+        WRITES[name](folder / name)
     assert secret.read_text() == SECRET and not (folder / name).is_symlink()
 
 

@@ -46,7 +46,8 @@ with new_folder(sys.argv[1], "import") as building:
 
 
 def test_a_kill_is_in_nobodys_way(tmp_path):
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")])
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")]).returncode == -9
+    assert (tmp_path / ".out.partial" / "half").exists()
     assert not (tmp_path / "out").exists()
     with new_folder(tmp_path / "out", "import") as building:
         (building / "whole").write_text("2")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import time
 from hashlib import sha256
@@ -211,7 +212,7 @@ def test_a_refusal_changes_nothing(half, run_of, monkeypatch, name, harm):
     monkeypatch.setattr("nagjax.runs.facts.now", lambda: "2001-01-01T00:00:00+00:00")
     harm(half / name)
     before = contents(half)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=re.escape(name.partition("/")[0])):
         train(run_of(keep=3), half)
     assert contents(half) == before
 

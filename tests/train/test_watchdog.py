@@ -26,9 +26,12 @@ def test_a_line_and_the_stacks_of_all_threads_once_per_hanging_step(tmp_path):
     hanging.start()
     try:
         with closing(Watchdog(path, least=0.2, stream=said)) as watchdog:
-            watchdog.watch(1)  # nothing is known yet: how long may the first step take?
-            for _ in range(Watchdog.ENOUGH):
+            for _ in range(Watchdog.ENOUGH - 1):
                 watchdog.step_took(0.01)
+            watchdog.watch(1)  # too little is known: how long may it take?
+            time.sleep(0.2 + 3 * Watchdog.LOOK)
+            assert said.getvalue() == ""
+            watchdog.step_took(0.01)
             watchdog.watch(7)
             assert wait_for(lambda: "step 7 has taken" in said.getvalue())
             time.sleep(3 * Watchdog.LOOK)
