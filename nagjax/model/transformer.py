@@ -293,7 +293,7 @@ class Transformer(nnx.Module):
         """
         places = int(cache) if isinstance(cache, int | np.integer) else None
         tokens, where = checked(tokens, self.config, where, types, places)
-        cache = cache if places is None else self.empty_cache(len(tokens), places)
+        cache = self.empty_cache(len(tokens), int(cache)) if isinstance(cache, int | np.integer) else cache
         check_slots(where, cache, begins=places is not None)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
