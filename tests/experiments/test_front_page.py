@@ -22,9 +22,7 @@ def test_the_findings_are_what_the_program_generates():
 def test_each_number_of_a_finding_is_in_its_result_file():
     bullets = [line for line in findings().splitlines() if line.startswith("- ")]
     assert bullets
-    assert ["**undecided**" in line for line in bullets] == sorted(
-        "**undecided**" in line for line in bullets
-    )
+    assert ["**undecided**" in line for line in bullets] == sorted("**undecided**" in line for line in bullets)
     for line in bullets:
         name, size = re.search(r"pages/(\w+)\.md", line)[1], re.search(r"\*\*, (\w+):", line)[1]
         summary = json.loads((HOME / "results" / f"{name}.{size}.json").read_text())["summary"]
