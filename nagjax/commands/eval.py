@@ -33,8 +33,8 @@ def main(
             model.
         batches: number of batches to read; by default all.
         as_json: print one JSON object; null stands for a number that is not finite or not defined.
-        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; the scores
-            are also written to the run's tasks.json, so the run must not be training.
+        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; a run's
+            scores are also written to its tasks.json, so the run must not be training.
         task_folder: folder with your own tasks for lm-evaluation-harness.
         fewshot: number of examples in each prompt of lm-evaluation-harness; by default the task's own.
         limit: number of questions to ask of each task; by default all.
