@@ -4,8 +4,8 @@
 #     bash benchmarks/bare_machine.sh 1|2|3 OUT [FOLDER [MINUTES]]
 #
 # FOLDER has the rows of earlier commands; they are copied to OUT first ("" for none, or for those that a command on this
-# machine has left in /tmp/nagjax-rows). MINUTES is what a command may
-# take in all where it is less than 8.3. Needs .wheels (benchmarks/wheels.py).
+# machine has left in /tmp/nagjax-rows). MINUTES is what a command may take in all where it is less than 8.3. Needs .wheels
+# (benchmarks/wheels.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 number=$1 out=$2 earlier=${3:-} minutes=${4:-8.3}

@@ -31,7 +31,7 @@ def measure(shape: tuple[int, int, str], copy: float, rotate: int) -> dict:
             forward, by_host = _microseconds(lambda one, of=function: of(*one[:2], gain), sets)
             both, both_by_host = _microseconds(lambda one, of=function: _gradients(of, *one[:2], gain, one[2]), sets)
         except Exception as error:  # for example no compiler for Inductor; the other peer still has figures
-            failed[name] = f"{type(error).__name__}: {error}"[:400]
+            failed[name] = _in_short(error)
             continue
         times = {"forward": forward} | ({"backward": both - forward} if both > forward else {})
         found[name] = {what: {"us": us, "of_copy": moved / us / 1e3 / copy} for what, us in times.items()}
@@ -45,8 +45,12 @@ def measure(shape: tuple[int, int, str], copy: float, rotate: int) -> dict:
         try:
             told["errors_triton_by_hand"] = _errors(_AddNorm.apply, stream, update, gain, pulled)
         except Exception as error:  # the times stay
-            failed["errors_triton_by_hand"] = f"{type(error).__name__}: {error}"[:400]
+            failed["errors_triton_by_hand"] = _in_short(error)
     return told | ({"failed": failed} if failed else {})
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:400]
 
 
 def _gradients(function, stream, update, gain, pulled):

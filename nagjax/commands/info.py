@@ -38,10 +38,11 @@ def main(
 
         print(table(width=config.model.width, dtype=config.model.dtype.replace("auto", "bfloat16")))
     else:
-        point = read_calibration(find_model(run)) if run else None
+        folder = find_model(run) if run else None
+        point = read_calibration(folder) if folder else None
         Console().print(describe(config))
-        if point:
+        if folder and point:
             told = f"It is opened at the calibrated rate {point.rate:g}."
-            if point.step not in (None, newest := max(steps_saved(find_model(run) / CHECKPOINTS), default=point.step)):
+            if point.step not in (None, newest := max(steps_saved(folder / CHECKPOINTS), default=point.step)):
                 told = f"It was calibrated at step {point.step} and is at step {newest}: calibrate it again."
             print(f"These are the figures of the dense model. {told}")

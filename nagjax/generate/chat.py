@@ -41,10 +41,8 @@ def answer(
     check_opened(run)
     check_options(options)
     form = find_form(run, template)
-    if not isinstance(conversations, Iterable):
-        raise UserError("conversations", conversations, "give a list of conversations, [[message, ...], ...]")
-    conversations = [*conversations]
-    if any(isinstance(own, Mapping) for own in conversations):
+    conversations = [*conversations] if isinstance(conversations, Iterable) else conversations
+    if not isinstance(conversations, list) or any(isinstance(own, Mapping) for own in conversations):
         raise UserError("conversations", conversations, "give a list of conversations, [[message, ...], ...]")
     if not conversations:
         return []

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, UInt32
 from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.mod import module
-from nagjax.residual.linen import LinenResidual, nnx_residual, parameters
+from nagjax.residual.linen import LinenResidual, check_bound, nnx_residual, parameters
 from nagjax.residual.module import Branch
 
 
@@ -37,8 +37,7 @@ class MixtureOfDepths(nn.Module):
     @property
     def routed(self) -> module.MixtureOfDepths:
         """The nnx module that uses this module's parameters. Raises UserError outside of init and apply."""
-        if self.scope is None:
-            raise UserError("module", type(self).__name__, "is not bound: call it in init or apply, as Linen's modules")
+        check_bound(self)
         inner = dict(self.residual.values)
         return nnx.merge(self.graph, nn.unbox(dict(self.values) | ({"residual": inner} if inner else {})))
 

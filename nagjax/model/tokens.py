@@ -48,9 +48,7 @@ def checked(
         fix = "give nagjax.layers.where.Where of segments (0: padding) and positions, [B, T] each"
         raise UserError("where", type(where).__name__, fix)
     where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
-    read = _ends(where.positions) and _ends(where.segments)  # known; padding's positions do not count
-    real = np.asarray(where.positions)[np.asarray(where.segments) > 0] if learned and read else ()
-    for position in _ends(real):
+    for position in _ends(_real_positions(where)) if learned else ():
         if not 0 <= position < config.context:
             raise UserError("where.positions", position, f"the model has learned those from 0 to {config.context - 1}")
     return jnp.asarray(tokens), where
@@ -66,7 +64,7 @@ def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
     if (last := _ends(where.segments)[1]) > 1:
         fix = "a row of a cache is one document: give 1 for its tokens, 0 for padding"
         raise UserError("where.segments", last, fix)
-    real, positions = np.asarray(where.segments) > 0, np.asarray(where.positions)
+    real = np.asarray(where.segments) > 0
     by_position = [own for group in cache for own in group if isinstance(own, KVCache | CompressedCache)]
     if np.any(real[:, 1:] & ~real[:, :-1]) and any(isinstance(own, CompressedCache) for own in by_position):
         fix = "a row of this cache has its padding behind its tokens (block.cca reads the token before)"
@@ -74,13 +72,20 @@ def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
     slots = min((n for own in by_position if (n := own.keys.shape[3])), default=0)
     if not slots:
         return
-    for position in _ends(positions[real]):
+    for position in _ends(_real_positions(where)):
         if not 0 <= position < slots:
             fix = f"the cache holds the positions 0 to {slots - 1}: begin one with a place for each token"
             raise UserError("where.positions", position, fix)
-    for position in _first(positions, real) if begins else ():
+    for position in _first(np.asarray(where.positions), real) if begins else ():
         if position > 0:
             raise UserError("where.positions", int(position), "a row of a cache begins at position 0")
+
+
+def _real_positions(where: Where) -> np.ndarray:
+    """The positions of all tokens but padding; empty if they, or which tokens are padding, are unknown."""
+    if not _ends(where.positions) or not _ends(where.segments):
+        return np.empty(0, np.int32)
+    return np.asarray(where.positions)[np.asarray(where.segments) > 0]
 
 
 def _first(positions: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -291,9 +291,9 @@ class Transformer(nnx.Module):
         cuts where `causal` or adaptive capacity needs them; and for a cache of routed tokens without `causal`, or of a
         model that is not causal.
         """
-        places = int(cache) if isinstance(cache, int | np.integer) else None
+        places, cache = (int(cache), None) if isinstance(cache, int | np.integer) else (None, cache)
         tokens, where = checked(tokens, self.config, where, types, places)
-        cache = self.empty_cache(len(tokens), int(cache)) if isinstance(cache, int | np.integer) else cache
+        cache = cache if places is None else self.empty_cache(len(tokens), places)
         check_slots(where, cache, begins=places is not None)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))

@@ -36,6 +36,12 @@ class Box(Labelled):
         return facts
 
 
+def check_bound(own: nn.Module) -> None:
+    """Raises UserError for a module outside of init and apply, which has no parameters there."""
+    if own.scope is None:
+        raise UserError("module", type(own).__name__, "is not bound: call it in init or apply, as Linen's modules")
+
+
 class LinenResidual(nn.Module):
     """A residual scheme for `sublayers` branches on rows of `width` features. Methods, shapes and errors are those of
     `nagjax.residual.module.Residual`. `options`: the scheme's options by name."""
@@ -53,8 +59,7 @@ class LinenResidual(nn.Module):
     @property
     def residual(self) -> Residual:
         """The nnx module that uses this module's parameters. Raises UserError outside of init and apply."""
-        if self.scope is None:
-            raise UserError("module", type(self).__name__, "is not bound: call it in init or apply, as Linen's modules")
+        check_bound(self)
         return nnx.merge(self.graph, nn.unbox(dict(self.values)))
 
     def __call__(

@@ -22,6 +22,13 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+def started(tmp_path: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    """The script, run in a home that has the stand-ins in bin/."""
+    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    env = own | {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s"} | given
+    return subprocess.run(["bash", SCRIPT], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
 def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
     """Root may not look into what another user has mounted."""
     stand_ins = {"gcloud": GCLOUD, "sudo": "exit 1", "mountpoint": "exit 0", "gcsfuse": "exit 1"}
@@ -29,18 +36,15 @@ def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
         program(tmp_path / "bin" / name, text)
     for name in ("python", "pip", "nagjax"):
         program(tmp_path / "nagjax" / "bin" / name, f'echo {name} "$@"')
-    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M", "STEPS": "20"}
-    done = subprocess.run(["bash", SCRIPT], env=own | given, capture_output=True, text=True, timeout=60)
+    given = {"OPTIONS": "--preset 1M", "STEPS": "20"}
+    done = started(tmp_path, **given)
     assert done.returncode == 0, done.stderr
     new_code = "pip install -q --force-reinstall --no-deps nagjax @ s"
     told = ["pip install -q nagjax[tpu] @ s", new_code, "nagjax train --preset 1M --steps 20"]
     assert done.stdout.splitlines() == told
-    smaller = {"TYPE": "v5litepod-8", "CONSTRAINTS": "c.txt"}
-    done = subprocess.run(["bash", SCRIPT], env=own | given | smaller, capture_output=True, text=True, timeout=60)
+    done = started(tmp_path, **given, TYPE="v5litepod-8", CONSTRAINTS="c.txt")
     assert done.returncode == 1 and "is a v5litepod-16, not a v5litepod-8: delete it first" in done.stderr
-    smaller = {"CONSTRAINTS": "c.txt"}
-    done = subprocess.run(["bash", SCRIPT], env=own | given | smaller, capture_output=True, text=True, timeout=60)
+    done = started(tmp_path, **given, CONSTRAINTS="c.txt")
     assert done.stdout.splitlines()[0] == "pip install -q -c c.txt nagjax[tpu] @ s"
 
 
@@ -54,9 +58,7 @@ def test_a_command_that_runs_once_more_ends_while_the_first_trains(tmp_path):
     for name in ("python", "pip"):
         program(tmp_path / "nagjax" / "bin" / name, "")
     program(tmp_path / "nagjax" / "bin" / "nagjax", 'echo "$@"; touch begun; until [ -e end ]; do sleep 0.02; done')
-    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M \n --seed 1", "STEPS": "20"}
-    done = subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = started(tmp_path, OPTIONS="--preset 1M \n --seed 1", STEPS="20")
     assert done.stdout.splitlines() == ["train --preset 1M --seed 1 --steps 20"]
     assert done.stderr.splitlines() == ["a training still runs on this host: stop it first"]
 
@@ -65,9 +67,7 @@ def test_a_resource_that_was_deleted_meanwhile_ends_the_wait(tmp_path):
     made = "*describe*) [ -e made ] || exit 1; echo x >> asked; [ $(wc -l < asked) -gt 3 ] || echo WAITING ;;"
     program(tmp_path / "bin" / "gcloud", f'case "$*" in *"tpu-vm describe"*) ;; {made} *create*) touch made ;; esac')
     program(tmp_path / "bin" / "sleep", "")
-    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s"}
-    done = subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = started(tmp_path)
     assert done.returncode == 1 and "the queued resource is gone" in done.stderr
 
 
@@ -78,8 +78,5 @@ def test_capacity_is_what_was_asked_for(capacity, asked, tmp_path):
     created = '*describe*) [ ! -e made ] || echo FAILED ;; *create*) touch made; echo "$@" ;;'
     gcloud = f'case "$*" in *"tpu-vm describe"*) ;; {created} esac'
     program(tmp_path / "bin" / "gcloud", gcloud)
-    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)} | capacity
-    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s"}
-    done = subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    words = done.stdout.split()
+    words = started(tmp_path, **capacity).stdout.split()
     assert "create" in words and [word for word in words if word in ("--spot", "--reserved")] == asked
