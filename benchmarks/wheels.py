@@ -33,7 +33,7 @@ def main() -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
     command += ["--python-version", given.python, *platforms, "-c", str(ROOT / "constraints.txt")]
     if commit() is None:
-        raise SystemExit(f"{ROOT} is no git checkout: the results could not say what they were measured with")
+        raise SystemExit(f"{ROOT} is not a git checkout: the results could not say what they were measured with")
     with tempfile.TemporaryDirectory() as made:
         subprocess.run([*command, "-d", made, *PACKAGES], check=True)
         replace(given.out, Path(made))

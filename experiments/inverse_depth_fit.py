@@ -71,7 +71,7 @@ def planted(seed: int = 0, runs: int = 245) -> dict[str, np.ndarray]:
 
 
 def read_table(path: str) -> dict[str, np.ndarray]:
-    """Columns of a CSV file. Raises UserError where it or a column is missing or a value is no number."""
+    """Columns of a CSV file. Raises UserError where it or a column is missing or a value is not a number."""
     if path == PLANTED:
         return planted()
     if not path or not Path(path).is_file():
@@ -84,7 +84,7 @@ def read_table(path: str) -> dict[str, np.ndarray]:
     try:
         return {name: np.array([float(row[name]) for row in rows]) for name in COLUMNS}
     except (ValueError, TypeError) as error:  # TypeError: a row that is too short
-        raise UserError("csv", path, f"holds something that is no number: {error}") from None
+        raise UserError("csv", path, f"holds something that is not a number: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Table:
         try:
             return {"runs": [[row["size"], named(row), int(row["seed"]), float(row["val_loss"])] for row in rows]}
         except (ValueError, TypeError) as error:  # TypeError: a row that is too short
-            raise UserError("csv", self.path, f"holds something that is no number: {error}") from None
+            raise UserError("csv", self.path, f"holds something that is not a number: {error}") from None
 
 
 def _content(path: str) -> bytes:

@@ -98,7 +98,7 @@ def call(words: str, function: Callable, args: list[str]) -> None:
         if args and is_config_file(args[0]):
             file, written, args = Path(args[0]).stem, read_config_file(args[0]), args[1:]
         elif args and not args[0].startswith("-") and not any(option.positional for option in options):
-            fix = "is no file of options, NAME.yaml; "
+            fix = "is not a file of options, NAME.yaml; "
             if prog.split()[-1] == "train":
                 fix += f"a run in {args[0]} goes on with its options and --out {args[0]}"
             else:
@@ -107,7 +107,7 @@ def call(words: str, function: Callable, args: list[str]) -> None:
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
         of_the_command = mine - {option.name for option in shared}
         if wrong := next((one for one in options if one.name in of_the_command and one.name in written), None):
-            fix = f"is no option of a run, which a file keeps: give {wrong.signature} on the command line"
+            fix = f"is not an option of a run, which a file keeps: give {wrong.signature} on the command line"
             raise UserError(wrong.name, written[wrong.name], fix)
         options += [option for option in shared if option.name not in mine]
     if wanted := {"-h", "--help", "--help-all"} & {*args}:
@@ -153,12 +153,12 @@ def main(args: Sequence[str] | None = None) -> int:
         elif error.errno in FORBIDDEN:
             fix = "choose a place you may write to"
         elif error.errno is not None and error.filename is not None:  # for example a folder in a file's place
-            fix = "put right what is there, or choose another place"
+            fix = "repair what is there, or choose another place"
         else:
             raise
         return _fail(UserError("file", error.filename or "(unnamed)", f"{os.strerror(error.errno)}: {fix}"))
     except MemoryError as error:
-        return _fail(UserError("memory", str(error), "there is not as much: make model, batch or context smaller"))
+        return _fail(UserError("memory", str(error), "is more than what is free: make model, batch or context smaller"))
     except KeyboardInterrupt:
         given = sys.argv[1:] if args is None else args
         without = " without --fresh" if "--fresh" in given else ""

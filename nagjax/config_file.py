@@ -8,7 +8,7 @@
 
 YAML, because flax and orbax bring PyYAML wherever nagjax is installed, and because TOML has no null, which many options
 accept. Only unambiguous YAML is read: null, true and false, numbers as in JSON, texts, lists and mappings; `on` and
-`yes` are texts, 1e-3 is a number. Aliases, tags, names given twice and names that are no options are refused. Nothing
+`yes` are texts, 1e-3 is a number. Aliases, tags, names given twice and names that are not options are refused. Nothing
 in a file is executed, with one exception: `tasks` may name a .yaml task of lm-evaluation-harness, which may run Python
 code that lies beside it.
 """
@@ -86,7 +86,7 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
         with open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
-            raise UserError("config", str(path), "is larger than 1 MiB: that is no file of options")
+            raise UserError("config", str(path), "is larger than 1 MiB: that is not a file of options")
         found = _loaded(data.decode())
     except OSError as error:
         fix = f"cannot be read ({error.strerror}); nagjax config prints a file to begin with"
@@ -117,11 +117,11 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
 
 def read_values(text: str) -> list[Any]:
     """The values of a list such as `0.001, 2e-3` or `plain, nag`, each read as in a file of options. Raises UserError
-    if the text is no such list."""
+    if the text is not such a list."""
     try:
         return _loaded(f"[{text}]")
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise UserError("value", text, "is no list of values: separate them by commas, as in 0.001,0.002") from None
+        raise UserError("value", text, "is not a list of values: separate them by commas, as in 0.001,0.002") from None
 
 
 def _flatten(values: Mapping[str, Any], prefix: str, flat: dict[str, Any], path: str) -> None:
@@ -168,4 +168,4 @@ def _scalar(value: Any) -> str:
         value = str(value)
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     text = NOT_AS_THEY_ARE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return text.encode(errors="backslashreplace").decode()  # bytes of a path that are no UTF-8 become JSON escapes
+    return text.encode(errors="backslashreplace").decode()  # bytes of a path that are not UTF-8 become JSON escapes

@@ -116,7 +116,7 @@ def naming_folder(folder: Path, field: str) -> Iterator[None]:
     other = "choose another --out" if field == "out" else "choose another folder"
     if URL.fullmatch(folder.parts[0] if folder.parts else ""):
         raise UserError(
-            field, str(folder), "is no folder of a file system: mount the bucket, and give the mounted folder"
+            field, str(folder), "is not a folder of a file system: mount the bucket, and give the mounted folder"
         )
     try:
         yield

@@ -24,9 +24,9 @@ _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
     """The value of a JSON text. Bytes are read as UTF-8 (with or without a byte order mark).
 
-    Raises ValueError for text that is no JSON or is nested more than `DEEPEST` deep. Unless `lenient`, also for NaN and
-    infinities, whole numbers of more than 64 bits, a field that occurs twice, and half a surrogate pair. `lenient` is
-    for files in which other programs have written such values beside the field that is wanted.
+    Raises ValueError for text that is not JSON or is nested more than `DEEPEST` deep. Unless `lenient`, also for NaN
+    and infinities, whole numbers of more than 64 bits, a field that occurs twice, and half a surrogate pair. `lenient`
+    is for files in which other programs have written such values beside the field that is wanted.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
@@ -58,7 +58,7 @@ def _whole(digits: str) -> int:
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return number
 
 

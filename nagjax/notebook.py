@@ -96,7 +96,7 @@ def _keywords() -> Iterator[None]:
 
 def log(run: AnyRun) -> Run:
     """What a run has measured: arrays by step, and by step and sublayer (see `nagjax.runs.log`). Raises UserError for
-    an argument that is no run."""
+    an argument that is not a run."""
     if isinstance(run, Run):
         return run
     if not isinstance(run, AnyRun):

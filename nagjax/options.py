@@ -207,7 +207,8 @@ def _refuse_unknown(values: Mapping[str, Any], known: set[str], others: Iterable
                 raise UserError(name, value, fix)
             meant = nearest(name, [*sorted(known), *others])
             every = "nagjax train --help-all lists every option"
-            raise UserError(name, value, meant + every if meant else f"is no option; known: {', '.join(sorted(known))}")
+            listed = f"is not an option; known: {', '.join(sorted(known))}"
+            raise UserError(name, value, meant + every if meant else listed)
 
 
 def _made(cls: type, values: Mapping[str, Any], prefix: str) -> Any:

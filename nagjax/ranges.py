@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from nagjax.errors import UserError
 
-HIDDEN = "hidden"  # marks a field that is no option, because something else determines it
+HIDDEN = "hidden"  # marks a field that is not an option, because something else determines it
 LARGEST = 2**31 - 1  # the largest whole number: what an int32 index can hold
 
 

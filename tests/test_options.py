@@ -229,7 +229,7 @@ def test_numbers_of_numpy_are_as_good_as_pythons():
 
 @pytest.mark.parametrize("name", ["dept", "mesh.fsd", "mod.rates", "model", "block.rope.factors", "zzz"])
 def test_an_unknown_option_is_named(name):
-    with pytest.raises(UserError, match=f"{name} = 3: (did you mean '.*--help-all|is no option; known: )"):
+    with pytest.raises(UserError, match=f"{name} = 3: (did you mean '.*--help-all|is not an option; known: )"):
         read_options({name: 3})
 
 
@@ -262,7 +262,7 @@ def test_none_is_a_value_where_it_is_allowed():
 
 
 def test_a_class_of_a_notebook_cell_has_its_fields_without_texts(monkeypatch):
-    """Its source is no file that could be read."""
+    """Its source is not a file that could be read."""
     monkeypatch.setitem(sys.modules, "a_cell", types.ModuleType("a_cell"))
     own = dataclasses.make_dataclass("InACell", [("start", float, 0.5)], frozen=True)
     own.__module__ = "a_cell"

@@ -62,7 +62,7 @@ def load(name: str) -> Recipe:
     missing += [field for field in FIELDS if not header.get(field)]
     missing += [size for size in REQUIRED_SIZES if size not in getattr(module, "SIZES", {})]
     if missing:
-        fix = f"it is no recipe without {', '.join(missing)}; a module that is to be none belongs in another folder"
+        fix = f"a recipe needs {', '.join(missing)}; a module that is not a recipe belongs in another folder"
         raise UserError("recipe", f"experiments/{name}.py", fix)
     return Recipe(name, header, module.SIZES, own.plan, own.summarise, own.draw)
 

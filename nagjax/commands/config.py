@@ -34,7 +34,7 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
         raise UserError("run", str(run), "was pruned, which no options say: train on from it with --start")
     config.model.check_causal("a training by options")
     if read_origin(run) is not None and not config.start:  # a run that starts from an import has its origin.json
-        fix = "was imported, and its weights and tokenizer are no options: train on from it with --start"
+        fix = "was imported, and its weights and tokenizer are not options: train on from it with --start"
         raise UserError("run", str(run), fix)
     found, names = options_of_run(config)
     print(config_text(found, names), end="")

@@ -57,7 +57,7 @@ class ChatTemplate:
     def __init__(self, text: str, *, name: str, tokens: dict[str, str] | None = None):
         self.text, self.name, self.tokens = text, name, dict(tokens or {})
         if len(text) > LARGEST:
-            raise self._error(f"has more than {LARGEST:,} characters: it is no chat template")
+            raise self._error(f"has more than {LARGEST:,} characters: it is not a chat template")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise self._error("has half a surrogate pair: give a template in UTF-8")
         _ = self._program
@@ -70,7 +70,7 @@ class ChatTemplate:
         try:
             return _environment().from_string(self.text)
         except Exception as error:  # another's program: Jinja's own errors, and Python's
-            raise self._error(f"is no Jinja template ({error}): give another one with --template") from None
+            raise self._error(f"is not a Jinja template ({error}): give another one with --template") from None
 
     def _rendered(self, messages: list[Message], ask: bool, of: list[Message] | None = None) -> str:
         """The text of these messages. `of` is the conversation that they are the beginning of, for error messages."""

@@ -50,7 +50,7 @@ class _Xz(io.RawIOBase):
                     return 0
                 self._decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
             elif self._decoder.needs_input and not (more := self._raw.read(PIECE)):
-                raise EOFError("it ends in the midst of a stream")
+                raise EOFError("it ends in the middle of a stream")
             data = self._decoder.decompress(more, len(buffer))
             more = b""
         buffer[: len(data)] = data

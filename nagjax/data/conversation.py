@@ -37,7 +37,7 @@ def conversation_of(record: Any, where: str, tokenizer: Any = None) -> str:
         raise UserError("inputs", where, f"no message of the role {ANSWERS}: there is nothing to learn in it")
     document = json.dumps(messages, ensure_ascii=False, sort_keys=True, default=str)
     if any(mark in document for mark in MARKS):
-        raise UserError("inputs", where, "has U+FDD0 or U+FDD1, which are no characters: remove them")
+        raise UserError("inputs", where, "has U+FDD0 or U+FDD1, which are not characters: remove them")
     refuse_special(messages, tokenizer, where)
     return document
 

@@ -110,7 +110,7 @@ class Request(NamedTuple):
             if isinstance(error, UserError) and error.field == "file":  # a link
                 raise
             if data is not None and not (isinstance(data, dict) and "request" in data):
-                fix = f"its {PROGRESS} is no corpus's: choose another folder"
+                fix = f"its {PROGRESS} is not that of a corpus: choose another folder"
                 raise UserError("out", str(self.folder), fix) from None
             fix = f"cannot be read ({error}): delete it and prepare the corpus anew, or choose another folder"
             raise UserError("out", str(self.folder / PROGRESS), fix) from None
@@ -139,7 +139,7 @@ class Request(NamedTuple):
         """Raises UserError if an input on this machine has changed since its content was hashed."""
         for path, state in self.states.items():
             if not path.exists() or _state(path) != state:
-                fix = "changed while it was read: what was made of it is worthless; delete OUT and start again"
+                fix = "changed while it was read, so OUT holds a mixture of old and new: delete OUT and start again"
                 raise UserError("inputs", str(path), fix.replace("OUT", str(self.folder)))
 
 

@@ -174,7 +174,7 @@ def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
     except ValueError as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read ({error}): copy it again, or {ANEW}") from None
     if not isinstance(data, dict) or "format" not in data:
-        raise UserError(field, str(folder), f"its {MANIFEST} is no corpus's: choose another folder")
+        raise UserError(field, str(folder), f"its {MANIFEST} is not that of a corpus: choose another folder")
     if data["format"] != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: {ANEW}")
     try:

@@ -52,7 +52,7 @@ def express(run: OpenRun) -> Expressed:
     if model.mod.active:
         raise UserError(*model.mod.named(), f"plain formats run every sublayer on every token: {instead}")
     if model.block.cca:
-        raise UserError("block.cca", True, f"plain formats cannot say its convolutions; {instead}")
+        raise UserError("block.cca", True, f"plain formats have no place for its convolutions; {instead}")
     model, scheme, params = _as_plain(model, scheme, params)
     refused = []
     for family in families():
@@ -69,7 +69,7 @@ def express(run: OpenRun) -> Expressed:
     if nearest is None:
         fix = f"no plain format has its residual: {instead}"
         raise UserError("scheme", run.config.scheme.name, fix)
-    fix = f"the nearest plain format cannot say it: {nearest.why}; {instead}"
+    fix = f"the nearest plain format cannot express it: {nearest.why}; {instead}"
     raise UserError(nearest.field, nearest.value, fix)
 
 

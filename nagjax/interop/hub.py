@@ -52,10 +52,8 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
     if cached:
         return cached
     command = f"hf download {repository}" + (f" --revision {revision}" if name["revision"] else "")
-    fix = (
-        f"is no folder here, nor in the hub's cache {cache_folder()}, and {why}. Where there is a network: pip install"
-    )
-    raise UserError("source", str(source), f"{fix} huggingface_hub && {command}")
+    fix = f"is not a folder here, nor in the hub's cache {cache_folder()}, and {why}. Where there is a network"
+    raise UserError("source", str(source), f"{fix}: pip install huggingface_hub && {command}")
 
 
 def _with_weights(folder: Path, repository: str) -> Path:

@@ -64,7 +64,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     try:
         header = parse_json(data[8 : 8 + length].tobytes())
         if not isinstance(header, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         header.pop("__metadata__", None)
         entries = {name: build(_Entry, entry, name) for name, entry in header.items()}
         body = data[8 + length :]

@@ -90,7 +90,7 @@ def read_json(folder: Path) -> dict:
     except (OSError, ValueError) as error:
         raise UserError("source", str(folder), f"its config.json cannot be read ({error})") from None
     if not isinstance(values, dict):
-        raise UserError("source", str(folder), "its config.json is no JSON object")
+        raise UserError("source", str(folder), "its config.json is not a JSON object")
     return values
 
 
@@ -116,7 +116,7 @@ def _foreign(values: dict, context: int | None) -> RunConfig:
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise UserError("config.json", values.get("model_type"), f"cannot be read ({error!r})") from None
     if model.causal and values.get("is_causal") is False:
-        fix = "cannot be imported: a decoder whose tokens see what comes behind them"
+        fix = "cannot be imported: a decoder whose tokens see later tokens"
         raise UserError("config.json: is_causal", False, fix)
     return RunConfig(scheme, model, train=TrainConfig(batch=1))  # one row at a time: contexts are long
 

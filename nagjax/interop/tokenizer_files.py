@@ -51,7 +51,7 @@ def _settings(path: Path, source: Path) -> dict:
         fix = f"cannot be read ({error}): bring it back, or remove it"
         raise UserError("tokenizer", str(source / path.name), fix) from None
     if not isinstance(found, dict):
-        raise UserError("tokenizer", str(source / path.name), "is no JSON object: bring it back, or remove it")
+        raise UserError("tokenizer", str(source / path.name), "is not a JSON object: bring it back, or remove it")
     return found
 
 

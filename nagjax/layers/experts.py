@@ -105,7 +105,7 @@ class Experts(nnx.Module):
 def choose(
     scores: Float[Array, "B T n"], real: Bool[Array, "B T"], balance: Float[Array, " n"] | None, config: MoEConfig
 ) -> Choices:
-    """The choices of each token; padding gets the id n, which is no option. On a mesh each device chooses for its own
+    """The choices of each token; padding gets the id n, which no expert has. On a mesh each device chooses for its own
     tokens: XLA's partitioners would gather all scores for a top-k."""
 
     def own(scores, real, balance):

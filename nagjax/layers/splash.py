@@ -41,8 +41,9 @@ def refusal(queries: int, keys: int, rows: int, parts: int, window: Window, caus
         return "does not support bidirectional attention: choose auto or xla"
     if keys % (parts * BLOCK) or queries > keys or queries < keys and parts > 1:
         return (
-            f"needs whole blocks of {BLOCK} keys in each part, and no more queries (as many if there are parts), not "
-            f"{queries} queries and {keys} keys in {parts} parts: choose context accordingly, or attention=xla"
+            f"does not support {queries} queries and {keys} keys in {parts} parts: each part needs a multiple of "
+            f"{BLOCK} keys, and at most as many queries (exactly as many if there are several parts); choose context "
+            "accordingly, or attention=xla"
         )
     if window is not None and rows * keys << _bits(keys, window) > 2**31:
         return f"does not support block.window with {rows} rows of {keys} tokens on a device: choose auto or xla"

@@ -117,7 +117,7 @@ def trace(
     check_value("draws", draws, Count)
     check_value("seed", seed, Seed)
     if config.mod.active and run.model.mod.router.draws:
-        fix = "draws for every row of a batch: rows would differ without any noise"
+        fix = "draws anew for every row of a batch, so rows would differ even without noise"
         raise UserError("mod.router", run.model.mod.router.name, fix)
     tokens = _checked(run, ids)
     start, stop = _span(subject, len(tokens))

@@ -48,7 +48,7 @@ class Routed(NamedTuple):
         trainer. Without it the decay is constant. With a constant decay of 0.99, a training of a few hundred steps does
         not forget its first cuts, and those of NAG, whose angles start at 0, let too many tokens in.
 
-        Raises UserError for a `step` that is no whole number from 0 on, and for `cuts` of another shape.
+        Raises UserError for a `step` that is not a whole number from 0 on, and for `cuts` of another shape.
         """
         if step is not None and not isinstance(step, jax.core.Tracer):
             check_value("step", np.asarray(step).item(), Natural, "it counts training steps from 0")
@@ -74,7 +74,7 @@ class MixtureOfDepths(nnx.Module):
     with: threshold, predictor, aux_loss, balance. The last three are trained: add their weighted loss to yours;
     nagjax's trainer adds 0.01 * routed.loss.mean() (nats). rngs: for a router or decider with parameters.
 
-    Raises UserError for a residual that is no nagjax module, a rate outside [0, 1), a router that does not fit the
+    Raises UserError for a residual that is not a nagjax module, a rate outside [0, 1), a router that does not fit the
     scheme, a decider that does not fit the router, and parameters without rngs.
     """
 
@@ -126,7 +126,7 @@ class MixtureOfDepths(nnx.Module):
         in training that of the step. Default 0, with a warning if the router is random: then the same places skip in
         every pass.
 
-        Raises UserError for branches that are no list of S callables, and what `advance` raises.
+        Raises UserError for branches that are not a list of S callables, and what `advance` raises.
         """
         sublayers = self.residual.sublayers
         listed = list(branches) if isinstance(branches, Sequence | nnx.List) else None

@@ -284,7 +284,7 @@ class Transformer(nnx.Module):
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
-        Raises UserError for tokens that are no ids [B, T] of the vocabulary (traced, of a wrong shape or dtype), or
+        Raises UserError for tokens that are not ids [B, T] of the vocabulary (traced, of a wrong shape or dtype), or
         more than the learned positions or the cache; for types, or learned positions in `where`, that the model does
         not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends where its
         slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; for missing or too few

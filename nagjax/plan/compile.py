@@ -34,7 +34,7 @@ def plan(
     `seconds` is the time limit of the compiler, `dollars_per_hour` the price of one chip.
 
     Raises UserError for bad options, for a missing compiler, and for a compiler that crashed or took longer than
-    `seconds`. A run that does not fit is no error: its result contains advice.
+    `seconds`. A run that does not fit is not an error: its result contains advice.
     """
     shape = mesh_shape(config, topology)
     require(topology)

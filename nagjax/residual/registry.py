@@ -44,7 +44,7 @@ def _bring(name: str, load: Callable[[], Any]) -> None:
             register(scheme)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        warnings.warn(f"the scheme {name!r}, an entry point of {SCHEME_GROUP}, cannot be had ({why})", stacklevel=3)
+        warnings.warn(f"the scheme {name!r}, an entry point of {SCHEME_GROUP}, cannot be loaded ({why})", stacklevel=3)
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
@@ -52,9 +52,9 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     again replaces the earlier one; if its `name` has changed, the old name is removed, with a warning. A class that
     defines no title of its own gets its name as title.
 
-    Raises UserError for a class that is no scheme, has no name, lacks a method, or has options and is no dataclass; for
-    a name or class name that a scheme in `schemes/` has; and for the class name of another registered scheme, since
-    modules are known by it.
+    Raises UserError for a class that is not a scheme, has no name, lacks a method, or has options and is not a
+    dataclass; for a name or class name that a scheme in `schemes/` has; and for the class name of another registered
+    scheme, since modules are known by it.
     """
     if not _whole(scheme).name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
@@ -63,7 +63,7 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
             fix = f"is nagjax's own {own.__name__}: give {scheme.__name__} another class attribute `name`"
             raise UserError("scheme.name", scheme.name, fix)
         if scheme is not own and scheme.__name__ == own.__name__:
-            raise UserError("scheme", scheme.__name__, f"is the class of nagjax's own {own.name}: name yours otherwise")
+            raise UserError("scheme", scheme.__name__, f"is the class of nagjax's own {own.name}: rename yours")
     for other in [own for own in _registered.values() if own.name != scheme.name]:
         if other.__name__ == scheme.__name__:
             _renamed(other, scheme)
@@ -94,7 +94,7 @@ def _renamed(old: type[Scheme], new: type[Scheme]) -> None:
     `old` and `new` are two different classes, which classes defined inside a function always count as."""
     same = (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
     if not same or "<locals>" in new.__qualname__:
-        fix = f"is the class of the registered scheme {old.name!r}, too: name one of the two classes otherwise"
+        fix = f"is the class of the registered scheme {old.name!r}, too: rename one of the two"
         raise UserError("scheme", new.__name__, fix)
     warnings.warn(f"the scheme {old.name!r} is now {new.name!r}: {new.__name__} was defined again", stacklevel=3)
 

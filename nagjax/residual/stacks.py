@@ -23,7 +23,7 @@ def refused(branches: Any, sublayers: int) -> UserError:
     if isinstance(branches, nnx.Sequential):
         return UserError("branches", given, "is one branch: give its layers, model.layers")
     if isinstance(branches, Iterable) and not isinstance(branches, nnx.Module):
-        return UserError("branches", given, "is no list: give list(branches)")
+        return UserError("branches", given, "is not a list: give list(branches)")
     fix = f"put it into a list of {sublayers}"
     if sublayers > 1:
         fix += f" callables, or give {stacked} (nnx.vmap)"

@@ -176,7 +176,7 @@ def _refuse_others(folder: Path, own: dict[str, bytes]) -> None:
     this run will write. The folder may belong to another library's model."""
     for name in FILES:
         if os.path.lexists(folder / name) and not (name in own and _says(folder / name, own[name])):
-            fix = f"its {name} is no run's, and would be replaced by this one's or taken for it: choose another --out"
+            fix = f"its {name} is not that of a run, and would be replaced: choose another --out"
             raise UserError("out", str(folder), fix)
 
 
@@ -233,7 +233,7 @@ def _read(path: Path) -> dict:
 def _read_object(path: Path) -> dict:
     values = read_json(path)
     if not isinstance(values, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return values
 
 

@@ -174,9 +174,9 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     is opened at that rate, unless `calibrated` is False. devices: parameters and batches are split over them; None: one
     local device.
 
-    Raises UserError if the folder is no run, if its config cannot be read or names an unknown scheme or field, if there
-    is no checkpoint yet or it is damaged, if the tokenizer is not the one that the run was trained with, and if the
-    calibration was made at another step.
+    Raises UserError if the folder is not a run, if its config cannot be read or names an unknown scheme or field, if
+    there is no checkpoint yet or it is damaged, if the tokenizer is not the one that the run was trained with, and if
+    the calibration was made at another step.
     """
     check_value("run", folder, Path, "the folder of a run")
     folder = Path(folder)

@@ -255,7 +255,7 @@ def _parts(model: Tree) -> list[tuple[Path, Scheme, Any]]:
         return parts
     fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
     if any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model)):
-        fix = "is no pytree (pytree=False), so nothing in it is seen: leave that out, keep modules in nnx.List"
+        fix = "is not a pytree (pytree=False), so nothing in it is seen: leave that out, keep modules in nnx.List"
     raise UserError("model", type(model).__name__, fix)
 
 

@@ -84,7 +84,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """The first `limit` (None: all) questions of a file. Raises UserError naming file and line."""
     questions: list[Question] = []
     if path.exists() and not path.is_file():  # reading from a pipe could wait forever
-        raise UserError("tasks", str(path), "is no file: give a file of questions")
+        raise UserError("tasks", str(path), "is not a file: give a file of questions")
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
@@ -106,7 +106,7 @@ def _question(line: bytes, where: str) -> Question:
             raise ValueError(f"more than {LONGEST_LINE:,} bytes")
         return build(Question, parse_json(line), others=(Question,))
     except (ValueError, UserError) as error:
-        raise UserError("tasks", where, f"is no question ({error}): write {FORM}") from None
+        raise UserError("tasks", where, f"is not a question ({error}): write {FORM}") from None
 
 
 @dataclasses.dataclass(frozen=True)

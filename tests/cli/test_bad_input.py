@@ -136,7 +136,7 @@ def test_an_option_of_the_command_in_a_file_of_a_runs_options(capsys, tmp_path):
         capsys,
         ["train", tmp_path / "mine.yaml"],
         "out = 'here'",
-        "no option of a run",
+        "not an option of a run",
         "give --out PATH on the command line",
     )
 

@@ -76,7 +76,7 @@ def test_what_ends_an_answer_is_known_also_where_history_is_shown_otherwise(temp
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{{ messages", "no Jinja template"),
+        ("{{ messages", "not a Jinja template"),
         ("x" * (1 << 17) + "x", "more than"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}", "more than"),
@@ -90,9 +90,9 @@ def test_what_ends_an_answer_is_known_also_where_history_is_shown_otherwise(temp
         ("{% include '/etc/passwd' %}", "loader"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{{ lipsum() }}", "undefined"),
-        ("{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}", "no Jinja template"),
-        ("{% break %}", "no Jinja template"),
-        ("{{ " + "9" * 5000 + " }}", "no Jinja template"),
+        ("{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}", "not a Jinja template"),
+        ("{% break %}", "not a Jinja template"),
+        ("{{ " + "9" * 5000 + " }}", "not a Jinja template"),
         ("{{ 'x'.encode('unheard-of') }}", "unknown encoding"),
         ("{{ 'x' | truncate(-9) }}", "expected length"),
         ("{{ '\\ud800' }}", "surrogates"),

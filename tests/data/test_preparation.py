@@ -289,7 +289,7 @@ def test_the_order_of_inputs_is_part_of_the_request(hub, jsonl, tmp_path, which)
 @pytest.mark.parametrize("name", ["manifest.json", "progress.json"])
 def test_a_file_of_something_else_with_such_a_name_is_left_alone(jsonl, tmp_path, name):
     (tmp_path / name).write_text('{"name": "my web app"}')
-    with pytest.raises(UserError, match=f"out = .*its {name} is no corpus's: choose another folder"):
+    with pytest.raises(UserError, match=f"out = .*its {name} is not that of a corpus: choose another folder"):
         prepare([jsonl], tmp_path)
     assert (tmp_path / name).read_text() == '{"name": "my web app"}'
 

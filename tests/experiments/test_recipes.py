@@ -218,7 +218,7 @@ def test_a_file_that_is_no_recipe_is_told_before_anything_is_trained(tmp_path, m
     with pytest.raises(SystemExit):
         command.main("inverse_depth_fit.py", ["--out", str(tmp_path)])
     told = capsys.readouterr()
-    assert "experiments/scratch.py" in told.err and "no recipe without SIZES" in told.err and not [*tmp_path.iterdir()]
+    assert "experiments/scratch.py" in told.err and "a recipe needs SIZES" in told.err and not [*tmp_path.iterdir()]
 
 
 def test_unknown_recipe_and_size_name_the_known_ones():

@@ -87,10 +87,10 @@ def test_bad_tables(tmp_path):
     with pytest.raises(UserError, match="n_layers"):
         read_table(str(path))
     path.write_text("d_model,n_layers,num_tokens,model_size,loss\n1,2,3,4,x\n")
-    with pytest.raises(UserError, match="no number"):
+    with pytest.raises(UserError, match="not a number"):
         read_table(str(path))
     path.write_text("d_model,n_layers,num_tokens,model_size,loss\n1,2,3\n")
-    with pytest.raises(UserError, match="no number"):
+    with pytest.raises(UserError, match="not a number"):
         read_table(str(path))
 
 

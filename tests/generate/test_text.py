@@ -1,4 +1,4 @@
-"""Text that is no UTF-8 is replaced wherever a command takes some: as arguments and lines of input it has halves of
+"""Text that is not UTF-8 is replaced wherever a command takes some: as arguments and lines of input it has halves of
 surrogate pairs, from which tokenizers and prints fail."""
 
 import io

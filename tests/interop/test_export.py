@@ -106,7 +106,7 @@ def test_gemma_3_has_no_limit_on_attention_s_logits(reference, tmp_path):
     """transformers reads one and makes nothing of it: written it would be lost, so another family is looked for."""
     block = dataclasses.replace(GEMMA3, softcap=2.0)
     run = run_of(find_scheme("sandwich")(), tmp_path, mlp="geglu", tied=True, block=block)
-    with pytest.raises(UserError, match="the nearest plain format cannot say it"):  # Gemma 2, without norms on queries
+    with pytest.raises(UserError, match="the nearest plain format cannot express it"):  # Gemma 2: no norms on queries
         export(run, tmp_path / "out")
     name, changes = PLAIN["gemma3_text"]
     export(run_of(find_scheme(name)(), tmp_path / "run", **changes), tmp_path / "plain")
@@ -249,7 +249,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("nag", {}, "scheme = 'nag': no plain format.*--format bundle"),
         ("review", {}, "scheme = 'review'"),
         ("oru", {}, "scheme = 'oru'"),
-        ("post_layer_norm", {}, "causal = True: the nearest plain format cannot say it.*nor can a bundle"),
+        ("post_layer_norm", {}, "causal = True: the nearest plain format cannot express it.*nor can a bundle"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
         ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle, which nagjax.load reads;"),
         ("plain", {"mod": ModConfig(mlp_rate=(1.0,))}, r"mod.mlp_rate = \(1.0,\): plain formats run every sublayer"),

@@ -48,7 +48,7 @@ def test_scaled_rotary_is_read_as_it_was_written_or_refused(reference, tmp_path,
     if case == "phi3":  # which has rotary on a part of each head besides, as no other family has
         with pytest.raises(Inexpressible, match=f"block.rope.scaling = '{scaling}': its rotary is scaled by longrope"):
             family_of({"model_type": "phi3"}).write(run.config.model, scheme)
-        with pytest.raises(UserError, match="the nearest plain format cannot say it"):
+        with pytest.raises(UserError, match="the nearest plain format cannot express it"):
             export(run, tmp_path / "out")
         assert not (tmp_path / "out").exists()
         return

@@ -128,7 +128,7 @@ def entry(shape, begin, end, dtype="F32"):
         ({"a": {"dtype": "F32", "shape": [2]}}, 8, "a.data_offsets = None: is missing"),
         ({"a": entry([2], 0, 8) | {"more": 1}}, 8, "has no such fields"),
         ({"a": None}, 0, "must be one JSON object"),
-        ([], 0, "it is no JSON object"),
+        ([], 0, "it is not a JSON object"),
     ],
 )
 def test_a_header_that_is_not_whole_is_refused(tmp_path, header, body, said):

@@ -169,7 +169,7 @@ def test_auto_takes_it_on_a_tpu(window):
 
 @pytest.mark.parametrize(
     ("queries", "keys", "window", "words"),
-    [(100, 200, None, "blocks of 128"), (256, 128, None, "256 queries and 128 keys"), (2**20, 2**20, 4096, "window")],
+    [(100, 200, None, "of 128 keys"), (256, 128, None, "256 queries and 128 keys"), (2**20, 2**20, 4096, "window")],
 )
 def test_what_it_cannot_do_is_refused_by_name(queries, keys, window, words):
     q, k = (jax.ShapeDtypeStruct((1, n, 4, 64), jnp.bfloat16) for n in (queries, keys))

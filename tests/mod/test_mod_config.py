@@ -84,9 +84,9 @@ def test_rates_that_some_block_takes(options):
         ("nag", {"router": "linear"}, "mod.router.*no gradient.*the router nag"),
         ("peri_ln", {"router": "linear"}, "mod.router.*no gradient.*the router random"),
         ("nag", {"router": "skip_class"}, "mod.router.*no gradient.*the router nag"),
-        ("nag", {"decider": "balance"}, "mod.decider.*no logit.*threshold or predictor"),
+        ("nag", {"decider": "balance"}, "mod.decider.*not a logit.*threshold or predictor"),
         ("nag", {"router": "rand"}, "did you mean 'random'"),
-        ("nag", {"decider": "aux_loss"}, "mod.decider.*no logit.*threshold or predictor"),
+        ("nag", {"decider": "aux_loss"}, "mod.decider.*not a logit.*threshold or predictor"),
         ("plain", {"decider": "treshold"}, "did you mean 'threshold'"),
     ],
 )

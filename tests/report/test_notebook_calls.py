@@ -43,7 +43,7 @@ def test_an_unknown_option_is_named_with_its_neighbour():
         read_options({"dept": 3})
     with pytest.raises(UserError, match="out_dir = 'x': did you mean 'out'"):
         nagjax.fit(out_dir="x")
-    with pytest.raises(UserError, match="zzz = 3: is no option; known: accumulate, .*z_loss"):
+    with pytest.raises(UserError, match="zzz = 3: is not an option; known: accumulate, .*z_loss"):
         nagjax.fit(zzz=3)
     assert {*ARGUMENTS, "scheme", "options"} == {*inspect.signature(nagjax.fit).parameters}
 

@@ -69,7 +69,7 @@ def test_another_librarys_model_is_left_as_it_is(begin, folder, text, fresh):
     (folder / names.CHECKPOINTS / "1000").mkdir()
     (folder / names.CHECKPOINTS / "1000" / "_CHECKPOINT_METADATA").write_text("{}")
     before = contents(folder)
-    with pytest.raises(UserError, match=rf"{names.CONFIG} is no run's.*choose another --out"):
+    with pytest.raises(UserError, match=rf"{names.CONFIG} is not that of a run.*choose another --out"):
         begin(folder, fresh)
     assert contents(folder) == before
 
@@ -80,7 +80,7 @@ def test_a_file_named_as_a_runs_is_neither_replaced_nor_taken_for_it(begin, fold
     for make in (lambda path: path.write_text('{"mine": 1}'), lambda path: path.mkdir()):
         make(folder / name)
         before = contents(folder)
-        with pytest.raises(UserError, match=rf"{name} is no run's.*choose another --out"):
+        with pytest.raises(UserError, match=rf"{name} is not that of a run.*choose another --out"):
             begin(folder, fresh)
         assert contents(folder) == before
         if (folder / name).is_file():

@@ -356,5 +356,5 @@ def test_a_model_that_cannot_be_looked_into_is_named():
         def __init__(self):
             self.residual = residual()
 
-    with pytest.raises(UserError, match="model = 'Closed': is no pytree"):
+    with pytest.raises(UserError, match="model = 'Closed': is not a pytree"):
         optimizer(optax.adamw(1e-3), Closed())

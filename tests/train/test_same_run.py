@@ -294,7 +294,7 @@ def test_a_folder_of_something_else_is_refused(run_of, tmp_path):
     for name, text in model.items():
         (tmp_path / name).write_text(text)
     for fresh in (False, True):
-        with pytest.raises(UserError, match="no run's.*choose another --out"):
+        with pytest.raises(UserError, match="not that of a run.*choose another --out"):
             train(run_of(), tmp_path, fresh=fresh)
     assert {name: (tmp_path / name).read_text() for name in model} == model
 

@@ -256,7 +256,7 @@ def test_other_refusals(run_of, questions, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="two tasks"):
         train(run_of(tasks=(questions, str(tmp_path / "fox.jsonl"))), tmp_path / "run")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UserError, match="is no file"):
+    with pytest.raises(UserError, match="is not a file"):
         train(run_of(tasks=(str(tmp_path / "folder.jsonl"),)), tmp_path / "run")
     asked, fewer = (open_tasks([Path(questions)], ByteTokenizer(), 16, limit) for limit in (None, 2))
     asked.check(asked.digest)

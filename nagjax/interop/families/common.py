@@ -126,7 +126,7 @@ def _longrope(given: dict, original: int, context: int, longest: int) -> RopeCon
     """The scaling by the factors for contexts up to the original one; the factors for longer contexts would change the
     result in shorter ones, too."""
     if context > original:
-        fix = f"beyond {original:,} tokens all frequencies change, which a cache cannot: give --context {original}"
+        fix = f"beyond {original:,} tokens all frequencies change, which no cache supports: give --context {original}"
         raise UserError("config.json: rope_type", "longrope", fix)
     (short,) = need(given, "short_factor")
     factor, grown = float(given.get("factor") or longest / original), 1.0

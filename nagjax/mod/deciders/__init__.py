@@ -28,7 +28,7 @@ class Decider:
     def check(self, router: Router) -> None:
         """Raises UserError for a router whose scores this decider cannot use."""
         if self.needs_odds and not router.judges:
-            fix = f"the {router.name} router's score is no logit: take the decider threshold or predictor"
+            fix = f"the {router.name} router's score is not a logit: take the decider threshold or predictor"
             raise UserError("mod.decider", self.name, fix)
 
     def learns(self, router: Router) -> bool:
@@ -56,7 +56,7 @@ class Decider:
         self, logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]
     ) -> Float[Array, " B"]:
         """The loss of each sequence, for a decider that is trained: the binary cross-entropy in nats against "was in
-        the top k", averaged over the tokens that are no padding."""
+        the top k", averaged over the tokens that are not padding."""
         losses = jax.nn.softplus(logits) - chosen * logits
         return jnp.sum(losses * real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
 
