@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import nagjax
 from nagjax.errors import UserError
 from nagjax.residual import registry
-from nagjax.residual.module import module_of
+from nagjax.residual.module import Residual, module_of
 from nagjax.residual.registry import find_scheme, schemes
 from tests.own_models import SUBLAYERS, WIDTH
 from tests.streams import one_per_stream
@@ -61,6 +61,11 @@ def test_outputs_and_gradients_are_those_of_the_nnx_module(name):
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4), *both)
     steps = jax.jit(lambda params: linen_loss(params, "steps"))(params)
     np.testing.assert_allclose(steps, both[0][0], rtol=1e-5)
+
+
+def test_all_methods_are_there():
+    public = {name for name, value in vars(Residual).items() if callable(value) and not name.startswith("_")}
+    assert {"read", "slot", "slots"} <= public <= {*vars(nagjax.linen.LinenResidual)}
 
 
 def test_start_values_are_the_schemes_and_boxes_name_axes():

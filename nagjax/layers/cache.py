@@ -55,7 +55,8 @@ class Fresh(KeysValues):
 
 class CachedLayer(NamedTuple):
     """One layer of a cache: of a `KVCache` or an object with the same `keys`, `values`, `where` and `write`. `rows`:
-    the cache's rows to which the queries belong; None: all. `begins`: whether the pass found the cache empty."""
+    the cache's rows to which the queries belong; None: all. `begins`: whether this pass made the cache (one from
+    `empty_cache` counts as filled)."""
 
     stored: Any
     layer: Int[Array, ""]

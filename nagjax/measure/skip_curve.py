@@ -1,6 +1,7 @@
 """Calibrated skipping: how much of a densely trained NAG model may be skipped, and what this costs.
 
-One threshold on the rotation angle holds for the whole network, so that sublayers differ in how much they skip.
+One threshold on the tangent of the rotation angle holds for the whole network, so that sublayers differ in how much
+they skip.
 """
 
 import dataclasses

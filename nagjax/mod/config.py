@@ -118,7 +118,7 @@ class ModConfig:
 
     def rates(self, depth: int) -> tuple[tuple[float, float], ...]:
         """The rates of attention and MLP, for each block. Raises UserError for more stages than blocks, and if `every`
-        leaves no block in which anything is skipped."""
+        leaves no block in which a kind of sublayer with a rate above 0 is routed."""
         kinds = self._by_kind()
         for kind, stages in kinds.items():
             if len(stages) > depth:

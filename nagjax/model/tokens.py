@@ -56,9 +56,9 @@ def checked(
 
 def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
     """Checks that a cache can hold this pass, unless any of it is traced. Raises UserError for a second document in a
-    row. If slots go by position (those of selected tokens go by order), also for a position without a slot and, in the
-    pass that begins the cache, for a row that does not begin at position 0: queries would see the unwritten slots
-    before it."""
+    row, and with `block.cca` for padding in front of a row's tokens. If slots go by position (those of selected tokens
+    go by order), also for a position without a slot and, if this pass makes the cache (`begins`), for a row that does
+    not begin at position 0: queries would see the unwritten slots before it."""
     if cache is None or not _ends(where.segments) or not _ends(where.positions):
         return
     if (last := _ends(where.segments)[1]) > 1:

@@ -95,6 +95,9 @@ class LinenResidual(nn.Module):
     def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
         return self.residual.logits(stream, table)
 
+    def slot(self, i: int | Int[Array, ""]) -> Slot:
+        return self.residual.slot(i)
+
     def slots(self) -> Slot:
         return self.residual.slots()
 

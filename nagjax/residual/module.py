@@ -86,9 +86,9 @@ class Residual(nnx.Module):
 
     scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class.
 
-    width: D, features of x. sublayers: S, number of branches. rngs: `nnx.Rngs(seed)`; initial values are drawn from its
-    stream `params`. embedding_std: standard deviation of the x that opens the stream; it sets only the initial gain of
-    NAG's `logits`. Raises UserError for an invalid argument or an unknown option.
+    width: D, features of x. sublayers: S, number of branches. rngs: `nnx.Rngs(seed)`, whose stream `params` draws the
+    initial values. embedding_std: RMS of the x that opens the stream (None: 1/sqrt(width) in NAG, like its embedding);
+    it sets only the initial gain of NAG's `logits`. Raises UserError for an invalid argument or an unknown option.
 
     Schemes that count blocks (LNS, DeepNorm, ...) take a pair of sublayers as a block, as in a Transformer.
 

@@ -100,7 +100,7 @@ class Scheme(abc.ABC):
     name: ClassVar[str] = ""  # the file's name
     title: ClassVar[str] = ""  # its name in tables and plots
     learning_rate: ClassVar[float] = 8e-3  # AdamW's default, the best tried at 24 blocks x 64 (experiments/LOG.md)
-    gate_rate: ClassVar[float] = 1.0  # learning rate of the parameters of role "gate", relative to the matrices'
+    gate_rate: ClassVar[float] = 1.0  # learning rate of the parameters of role "gate", as a factor on the peak rate
     router: ClassVar[str] = "linear"  # default router of Mixture-of-Depths
     scale_free: ClassVar[bool] = False  # only an update's direction matters: a router that scales it cannot learn
     turns: ClassVar[bool] = False  # `turn` is defined: an update's rotation angle is known before its branch runs

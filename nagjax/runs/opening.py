@@ -31,8 +31,8 @@ from nagjax.train.distributed.mesh import make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The calibration of a dense NAG run: the rate of skipping asked for, the threshold on NAG's angle that gives it,
-    and the step at which it was calibrated (None: by a version that did not store it)."""
+    """The calibration of a dense NAG run: the rate of skipping asked for, the threshold on the tangent of NAG's angle
+    that gives it, and the step at which it was calibrated (None: by a version that did not store it)."""
 
     rate: Fraction
     threshold: float

@@ -65,9 +65,9 @@ def check_memory(blueprint: Blueprint) -> None:
 
 def least_bytes(blueprint: Blueprint) -> int:
     """A lower bound, in bytes, of the memory that a training step needs on one device. It counts in float32 the
-    parameters, their average if one is kept, and the gradients and moments of the trained parameters; and in their own
-    dtypes each block's residual stream kept for the backward pass, and the logits held at once
-    (`nagjax.train.head_loss`). Other activations come on top."""
+    parameters, their average if one is kept, the gradients and moments of the trained parameters, and the logits held
+    at once (`nagjax.train.head_loss`); and in its own dtype each block's residual stream kept for the backward pass.
+    Other activations come on top."""
     config, mesh = blueprint.config, blueprint.mesh
     model, train = config.model, config.train
     held = lambda p: math.prod(parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape))  # noqa: E731
@@ -81,7 +81,7 @@ def least_bytes(blueprint: Blueprint) -> int:
     parts = mesh.shape["tensor"]
     at_once = train.loss_chunk or chunk_tokens(tokens, model.vocab if model.vocab % parts else model.vocab // parts)
     logits = tokens if model.head_epsilon is not None else even_parts(tokens, at_once)[1]
-    return state + tokens * kept + logits * (model.vocab // parts) * model.compute_dtype.itemsize
+    return state + tokens * kept + logits * (model.vocab // parts) * 4
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int | None:

@@ -66,8 +66,8 @@ def noise(state: TrainState, parts: int) -> UInt32[Array, " n"]:
 
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
-    """The auxiliary loss in nats, over the part of a batch that is processed at once: the weighted cross-entropy of a
-    trained causal decider, mean over sublayers and tokens, plus the load-balancing loss of experts."""
+    """The auxiliary loss in nats, over the part of a batch that is processed at once: the weighted loss of a trained
+    causal decider, mean over sublayers and tokens, plus the load-balancing loss of experts."""
     experts = 0.0 if output.experts is None else auxiliary_loss(output.experts, model.config.moe)
     if output.routing is None or not model.mod.decider.trained:
         return experts

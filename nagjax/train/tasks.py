@@ -11,6 +11,7 @@ step, and scoring does not change the run.
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -145,7 +146,7 @@ class Tasks:
 
 def task_names(given: Sequence[str]) -> list[str]:
     """Splits each entry at its commas into names, except where the entry is the name of a file."""
-    parts = [[str(name)] if Path(name).is_file() else str(name).split(",") for name in given]
+    parts = [[str(name)] if os.path.isfile(name) else str(name).split(",") for name in given]
     return [name.strip() for part in parts for name in part if name.strip()]
 
 

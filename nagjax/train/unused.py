@@ -4,7 +4,7 @@ not train."""
 import jax
 
 from nagjax.data import DataConfig
-from nagjax.layers.config import LoRAConfig, MoEConfig
+from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod.config import ModConfig
 from nagjax.mod.routed import MoD
 from nagjax.mod.routers.linear import LinearRouter
@@ -56,6 +56,7 @@ def _of_parts(config: RunConfig) -> dict[str, str]:
         ("moe.", model.moe, MoEConfig(), tuple(vars(model.moe)), model.moe.experts > 0, "--moe.experts"),
         ("lora.", model.lora, LoRAConfig(), tuple(vars(model.lora)), model.lora.rank > 0, "--lora.rank"),
     ]
+    parts += _of_rotary(model)
     if model.mod.active:
         parts += _of_routing(config)
     return {
@@ -64,6 +65,34 @@ def _of_parts(config: RunConfig) -> dict[str, str]:
         for name in names
         if not on and getattr(own, name) != getattr(usual, name)
     }
+
+
+def _of_rotary(model: ModelConfig) -> list[tuple]:
+    """Rows for `_of_parts` about rotary embedding, and about the blocks whose attention is another."""
+    block, others = model.block, model.block.others
+    turned, own = model.positions == "rotary", bool(others.places) and others.rotary == "own"
+    rows = [
+        ("block.", block, BlockConfig(), ("rotated",), turned, "--positions rotary"),
+        ("block.others.", others, OtherBlocks(), ("window", "rotary"), bool(others.places), "--block.others.places"),
+        ("block.others.", others, OtherBlocks(), ("rope_base",), own, "--block.others.rotary own"),
+        ("block.others.rope.", others.rope, RopeConfig(), tuple(vars(others.rope)), own, "--block.others.rotary own"),
+        ("block.rope.", block.rope, RopeConfig(), tuple(vars(block.rope)), turned, "--positions rotary"),
+    ]
+    for prefix, rope in (("block.rope.", block.rope), ("block.others.rope.", others.rope)):
+        scaled, mixed = f"--{prefix}scaling", rope.scaling in ("llama3", "yarn")
+        rows += [
+            (
+                prefix,
+                rope,
+                RopeConfig(),
+                ("factor",),
+                mixed or rope.scaling == "linear",
+                f"{scaled} linear, llama3 or yarn",
+            ),
+            (prefix, rope, RopeConfig(), ("low", "high", "original"), mixed, f"{scaled} llama3 or yarn"),
+            (prefix, rope, RopeConfig(), ("divisors",), rope.scaling == "longrope", f"{scaled} longrope"),
+        ]
+    return rows
 
 
 def _of_averages(config: RunConfig) -> dict[str, str]:
@@ -80,7 +109,7 @@ def _of_routing(config: RunConfig) -> list[tuple]:
     own, usual = config.model.mod, ModConfig()
     rules = MoD.of(config.scheme, own, config.model.context)
     cuts = rules.decider.needs_cuts and not own.adaptive
-    alone = own.attention_rate is None or own.mlp_rate is None
+    alone = any(getattr(own, f"{kind}_rate") is None for kind in own.skip.split(","))
     return [
         ("mod.", own, usual, ("rate",), alone, "a kind of sublayers without a rate of its own"),
         ("mod.", own, usual, ("kv",), own.routes("attention"), "attention sublayers that tokens skip"),

@@ -277,6 +277,8 @@ def test_names_may_be_separated_by_spaces_and_commas(questions, tmp_path):
     for given in ([questions, str(other)], [f"{questions}, {other}"]):
         assert [task.name for task in open_tasks(given, ByteTokenizer(), 16).tasks] == ["fox", "b"]
     assert task_names([str(third), "x,y", ""]) == [str(third), "x", "y"]
+    many = [f"task_{number}" for number in range(50)]  # together too long for the name of a file
+    assert task_names([",".join(many)]) == many
 
 
 @pytest.mark.parametrize("separate", [[","], []])

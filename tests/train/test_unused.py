@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nagjax.data import DataConfig, open_dataset
-from nagjax.layers.config import LoRAConfig, MoEConfig
+from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RatesConfig
@@ -44,6 +44,19 @@ def told(scheme="plain", optimizer=None, train=None, **model):
         (dict(moe=MoEConfig(4, capacity=9.0)), {"moe.capacity": "--moe.dispatch capacity"}),
         (dict(moe=MoEConfig(4, capacity=9.0, dispatch="capacity")), {}),
         (dict(mod=ModConfig(rate=(0.5,), attention_rate=(0.2,), mlp_rate=(0.3,))), {"mod.rate": "rate of its own"}),
+        (dict(mod=ModConfig(rate=(0.5,), skip="mlp", mlp_rate=(0.3,))), {"mod.rate": "rate of its own"}),
+        (dict(block=BlockConfig(rope=RopeConfig(factor=4.0))), {"block.rope.factor": "--block.rope.scaling linear"}),
+        (dict(block=BlockConfig(rope=RopeConfig("linear", 4.0, low=2.0))), {"block.rope.low": "scaling llama3"}),
+        (dict(block=BlockConfig(rope=RopeConfig("yarn", 4.0, low=2.0, attention=1.1))), {}),
+        (
+            dict(positions="learned", block=BlockConfig(rotated=0.5, rope=RopeConfig(attention=1.1))),
+            {"block.rotated": "--positions rotary", "block.rope.attention": "--positions rotary"},
+        ),
+        (
+            dict(block=BlockConfig(others=OtherBlocks(window=3, rope_base=5.0))),
+            {"block.others.window": "--block.others.places", "block.others.rope_base": "--block.others.rotary own"},
+        ),
+        (dict(block=BlockConfig(others=OtherBlocks((0,), 3, "own", 5.0, RopeConfig("linear", 4.0)))), {}),
         (dict(mod=ModConfig(rate=(0.5,), skip="mlp", kv="selected")), {"mod.kv": "attention sublayers"}),
         (dict(optimizer=dict(warmup=1.0, final=0.5)), {"final": "--warmup"}),
         (dict(train=dict(max_bad_steps=2)), {"max_bad_steps": "--on-bad-step"}),

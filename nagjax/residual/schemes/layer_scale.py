@@ -23,7 +23,7 @@ class LayerScale(SkipInit):
     """`h <- h + lambda_l * f_l(RMSNorm_l(h))`, lambda_l [D]. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
 
     lambda starts at 0.1 in models of up to 18 blocks, at 1e-5 up to 24 and at 1e-6 beyond; all other initial values are
-    ordinary. The factors learn at the matrices' rate, without weight decay.
+    ordinary. The factors learn at the peak rate, without weight decay.
     """
 
     name: ClassVar[str] = "layer_scale"

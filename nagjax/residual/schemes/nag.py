@@ -96,7 +96,7 @@ class NAG(Scheme):
         logits = exp(s_L + g) <r_L, W_v> / D,  rows W_v centred and of norm sqrt(D);   s_0 = log(G rms(embedding))
 
     Choices where the paper is silent: alpha rises linearly from 0 to its value over the first `ramp` of the training,
-    and all gate parameters learn at `gate_rate` times the matrices' rate without weight decay (both prevent gates from
+    and all gate parameters learn at `gate_rate` times the peak rate without weight decay (both prevent gates from
     closing early); the embedding is centred when it is looked up; the head's gain g is a learned scalar in log space,
     initialised so that the first logits have a standard deviation of one half at every width and depth. Only the sum of
     g and log G (G is the paper's gain on the embedding) affects the model; both learn, so the sum moves at twice their

@@ -15,7 +15,7 @@ class ReZero(Direct):
     """`h <- h + a_l f_l(h)`, a_l a learned number per sublayer, 0 at the start; the head reads h. Bachlechner et al.
     2020, arXiv:2003.04887.
 
-    In the source both sublayers of a block share one number; here each has its own. The numbers learn at the matrices'
+    In the source both sublayers of a block share one number; here each has its own. The numbers learn at the peak
     rate, without weight decay.
     """
 

@@ -21,7 +21,7 @@ class ReZeroPreNorm(PreNorm):
     norm. The gates are from Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch from Xiong et al. 2020,
     arXiv:2002.04745; the head without a norm is this project's choice.
 
-    The norm has no gain, since the matrices after it could absorb it. The numbers a_l learn at the matrices' rate,
+    The norm has no gain, since the matrices after it could absorb it. The numbers a_l learn at the peak rate,
     without weight decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, with equality for updates along h_0. A branch with a
     normalised input is bounded by its matrices, so the gates limit how much the residual can grow.
     """

@@ -24,7 +24,7 @@ class SkipInit(PreNorm):
 
     The original has no norm in the branch and starts at 0. This is the form that arXiv:2502.05795 compares with:
     pre-norm, started at 1/sqrt(L) for L blocks. Choice where the sources are silent: the numbers a_l learn at the
-    matrices' rate, without weight decay.
+    peak rate, without weight decay.
     """
 
     name: ClassVar[str] = "skip_init"
