@@ -55,8 +55,9 @@ else.
 | next token right | {accuracy:.1%} |
 | trained on | {info[cpu]}, one thread; nagjax at commit {info[commit]}, jax {info[versions][jax]}, {date} |
 
-These commands, run in `models/runs` before the folder `models/{scheme}-24` existed, made the model. The second one
-continues a training that was stopped. `make models MODELS={scheme}` runs them all:
+These commands, run in `models/runs`, made the weights. If the second one is interrupted, the same command continues it;
+the last one needs `models/{scheme}-24` to be absent or empty. `make models MODELS={scheme}` runs them all, replaces the
+folder, and adds this card and the log:
 
 ```sh
 {commands}

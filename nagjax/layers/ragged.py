@@ -33,8 +33,9 @@ def ragged_matmul(
         return _in_blocks(rows, matrices, sizes)
     if usable():
         return grouped_matmul(rows, matrices, sizes)
-    done = jax.lax.ragged_dot(rows, matrices, sizes, preferred_element_type=rows.dtype)
-    return jnp.where(jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes), done, 0)
+    inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
+    done = jax.lax.ragged_dot(jnp.where(inside, rows, 0), matrices, sizes, preferred_element_type=rows.dtype)
+    return jnp.where(inside, done, 0)
 
 
 def _quantized(rows, matrices: Quantized, sizes):

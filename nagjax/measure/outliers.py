@@ -43,7 +43,7 @@ def first_token_attention(
 ) -> Float[Array, " H"]:
     """`alpha_1` of each head: the mean attention of the counted queries to first tokens. `weights` are softmax
     attention, zero where a query may not attend (Gu et al. 2024, arXiv:2410.10781, Section 3)."""
-    given = jnp.einsum("bhqk,bk->bhq", weights.astype(jnp.float32), first.astype(jnp.float32))
+    given = jnp.einsum("bhqk,bk->bhq", weights.astype(jnp.float32), first.astype(jnp.float32), precision="highest")
     counted = counted.astype(jnp.float32)[:, None]
     return jnp.sum(given * counted, axis=(0, 2)) / jnp.maximum(jnp.sum(counted), 1.0)
 

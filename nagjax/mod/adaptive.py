@@ -9,6 +9,7 @@ budget of (token, sublayer) pairs for a whole step, would have to know what late
 first one.
 """
 
+import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -85,6 +86,7 @@ def switch(index: Int[Array, ""], branches: Sequence[Callable[[Any], Any]], oper
         return run
 
     runs = [whole(branch) for branch in branches]
+    context = contextvars.copy_context()  # JAX traces the backward pass when the platform and kernels here are unset
 
     def pull(run):
         return lambda floats, others, cotangent: jax.vjp(lambda own: run(own, others), floats)[1](cotangent)[0]
@@ -98,7 +100,8 @@ def switch(index: Int[Array, ""], branches: Sequence[Callable[[Any], Any]], oper
 
     def backward(saved, cotangent):
         index, floats, others = saved
-        return None, jax.lax.switch(index, [pull(run) for run in runs], floats, others, cotangent), None
+        pulls = [pull(run) for run in runs]
+        return None, context.copy().run(jax.lax.switch, index, pulls, floats, others, cotangent), None
 
     apply.defvjp(forward, backward)
     return apply(index, floats, others)

@@ -24,9 +24,9 @@ class Group(NamedTuple):
 
 
 def kept(rate: float, tokens: int) -> int:
-    """The number of tokens of a sequence that run, `ceil((1 - rate) * tokens)`. A product that is a whole number is not
-    rounded up by a floating-point error."""
-    return tokens - math.floor(rate * tokens + 1e-9)
+    """The number of tokens of a sequence that run, `ceil((1 - rate) * tokens)`: at least one if the rate is below 1. A
+    product that is a whole number is not rounded up by a floating-point error."""
+    return max(tokens - math.floor(rate * tokens + 1e-9), min(tokens, math.ceil(1.0 - rate)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -340,7 +340,8 @@ def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[st
     real = jnp.sum(where.segments > 0, axis=-1).astype(jnp.float32)
     cut, rows = mean_cut(notes["cut"])
     real = real / jnp.maximum(jnp.sum(real), 1.0)
-    shares = {name: jnp.einsum("sb...,b->s...", note, real) for name, note in notes.items() if name != "cut"}
+    mean = lambda note: jnp.einsum("sb...,b->s...", note, real, precision="highest")  # noqa: E731
+    shares = {name: mean(note) for name, note in notes.items() if name != "cut"}
     return shares | {"cut": cut, "cuts": rows}
 
 

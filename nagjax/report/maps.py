@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from nagjax.files import write_bytes, write_text
-from nagjax.report.style import drawing, png
+from nagjax.report.style import axis_with_knee, drawing, png
 from nagjax.runs.names import MAP, MAP_DATA
 
 SHOWN = 96  # tokens in one picture; more would be unreadable
@@ -89,9 +89,11 @@ def skip_curve_plot(curve: dict, *, dpi: int = 150) -> bytes:
                 place = point["flops"] / dense["flops"], added(point, "loss")
                 how = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
                 axes.annotate(f"chosen: {point['rate']:g}", place, (0, 8), **how)
-        axes.set_yscale("symlog", linthresh=0.01)  # symlog, because skipping a little may lower the loss
+        costs = [added(point, loss) for point in points for _, loss, *_ in curves]
+        axis_with_knee(axes, 0.01, min(costs), max(costs))  # skipping a little may lower the loss
         axes.set_xlabel(f"executed forward FLOPs, share of the dense model's, whose loss is {dense['loss']:.3f}")
-        axes.set_title("What skipping adds to the validation loss (nats per token, logarithmic above 0.01)")
+        axes.set_title("What skipping adds to the validation loss")
+        axes.set_ylabel("nats per token, logarithmic above 0.01")
         axes.legend(frameon=False)
         return png(figure, dpi)
 

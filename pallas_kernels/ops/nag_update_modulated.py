@@ -79,7 +79,7 @@ def nag_update_modulated(
 def reference(direction, log_norm, update, weight, bias, logits, beta, alpha):
     exact = jnp.promote_types(direction.dtype, jnp.float32)
     z = jnp.dot(direction.astype(exact), weight, precision="highest") + bias
-    mixture = jax.nn.sigmoid(z) @ jax.nn.softmax(logits)
+    mixture = jnp.dot(jax.nn.sigmoid(z), jax.nn.softmax(logits), precision="highest")
     turn = alpha * jnp.maximum(mixture, modulator.LEAST_MIXTURE) ** beta
     return *plain.reference(direction, log_norm, update, turn), turn
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 from nagjax.data import DataConfig, batches, open_dataset
 from nagjax.errors import UserError
+from nagjax.layers.platform import platform, tracing_for
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, adaptive
 from nagjax.model.transformer import Transformer
@@ -86,6 +87,23 @@ def test_a_switch_has_the_gradients_of_its_branch():
         got = jax.vjp(lambda x, y, i=i: adaptive.switch(jnp.int32(i), branches, (x, y, operands[2])), *operands[:2])
         want = jax.vjp(lambda x, y, branch=branch: branch((x, y)), *operands[:2])
         assert_close((got[0], got[1](got[0])), (want[0], want[1](want[0])), terms=4)
+
+
+def test_the_backward_pass_of_a_switch_is_traced_as_its_forward_pass():
+    seen = []
+
+    def branch(x):
+        seen.append(platform())
+        return x * x
+
+    def loss(x):
+        with tracing_for("tpu"):
+            return jnp.sum(adaptive.switch(jnp.int32(0), [branch, branch], x))
+
+    jax.make_jaxpr(loss)(jnp.ones(3))
+    assert (forward := len(seen)) and {*seen} == {"tpu"}
+    jax.make_jaxpr(jax.grad(loss))(jnp.ones(3))
+    assert len(seen) > 2 * forward and {*seen} == {"tpu"}
 
 
 @pytest.mark.parametrize("rate, drift", [(0.3, 0.0), (0.3, 0.01), (0.125, -0.01), (0.75, 0.02)])

@@ -63,7 +63,8 @@ def test_a_score_equal_to_the_cut_but_for_rounding_reaches_it(dtype, sums):
 
 
 @pytest.mark.parametrize(
-    "rate, tokens, k", [(0.0, 7, 7), (0.25, 8, 6), (0.7, 10, 3), (0.9, 10, 1), (0.999, 8, 1), (1.0, 8, 0), (0.1, 8, 8)]
+    "rate, tokens, k",
+    [(0.0, 7, 7), (0.25, 8, 6), (0.7, 10, 3), (0.9, 10, 1), (0.999, 8, 1), (1.0, 8, 0), (0.1, 8, 8), (1 - 1e-12, 8, 1)],
 )
 def test_kept_is_the_ceiling_and_never_zero_unasked(rate, tokens, k):
     assert kept(rate, tokens) == k

@@ -24,7 +24,7 @@ class Guess(nnx.Module):
 
     def __call__(self, x):
         hidden = jax.nn.gelu(x @ self.down[...].astype(x.dtype)).astype(jnp.float32)
-        return hidden @ self.out[...] + self.bias[...]
+        return jnp.dot(hidden, self.out[...], precision="highest") + self.bias[...]
 
 
 @dataclasses.dataclass(frozen=True)

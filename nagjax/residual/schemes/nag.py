@@ -59,7 +59,8 @@ class Modulator(nnx.Module):
     def of(self, product: Float[Array, "B T C"]) -> Float[Array, "B T"]:
         """m, given the product of the direction with `weight`. Float32."""
         _, bias, logits, beta = self.wide()
-        mixture = jax.nn.sigmoid(product.astype(jnp.float32) + bias) @ jax.nn.softmax(logits)
+        gates = jax.nn.sigmoid(product.astype(jnp.float32) + bias)
+        mixture = jnp.dot(gates, jax.nn.softmax(logits), precision="highest")
         # exp and log instead of a power, whose gradient on a CPU takes longer than all the rest of this function.
         return jnp.exp(beta * jnp.log(jnp.maximum(mixture, MIXTURE_FLOOR)))
 
