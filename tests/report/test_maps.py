@@ -5,10 +5,16 @@ import numpy as np
 from nagjax.report import maps
 
 
-def drawn(monkeypatch, tokens, ran, given=None):
-    """The figure of these tokens through two sublayers."""
+def figures_of(monkeypatch):
+    """A list that the figures come into that are drawn from now on."""
     figures, png = [], maps.png
     monkeypatch.setattr(maps, "png", lambda figure, dpi: figures.append(figure) or png(figure, dpi))
+    return figures
+
+
+def drawn(monkeypatch, tokens, ran, given=None):
+    """The figure of these tokens through two sublayers."""
+    figures = figures_of(monkeypatch)
     paths = {"tokens": tokens, "given": given or len(tokens), "ran": ran, "degrees": np.where(ran, 10.0, 0.0)}
     assert maps.depth_map(paths, "title").startswith(b"\x89PNG")
     return figures[0]
@@ -36,3 +42,17 @@ def test_the_share_skipped_is_that_of_all_tokens(monkeypatch):
 def test_what_the_context_does_not_hold_is_told(monkeypatch):
     title = drawn(monkeypatch, ["a"] * 4, np.ones((2, 4), bool), given=10).get_suptitle()
     assert title.endswith("; 6 more tokens of the text are beyond the context")
+
+
+def test_the_numbers_at_a_skip_curve_are_no_mathematics(monkeypatch):
+    """Skipping may lower the loss: nothing lies outside of the figure."""
+    ways = [f"{way}{what}" for way in ("", "influence_", "late_") for what in ("loss", "flops")]
+    ways += ["tokens_loss", "random_loss"]
+    points = [dict.fromkeys(ways, at) | {"rate": 1.0 - at} for at in (0.5, 0.7, 0.9)]
+    figures = figures_of(monkeypatch)
+    maps.skip_curve_plot({"points": points, "dense": {"loss": 0.55, "flops": 1.0}, "chosen": 0.3})
+    axes = figures[0].axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert {"0", "0.01", "0.1", "0.3"} <= {*labels} and not any("$" in label for label in labels)
+    low, high = axes.get_ylim()
+    assert low < 0.5 - 0.55 and 0.9 - 0.55 < high
