@@ -87,8 +87,8 @@ def _cuts(model: Transformer, output: Output, batch: Batch) -> Cuts | Pool | Non
     if model.config.mod.adaptive:
         routed = jnp.asarray([0.0 < rate < 1.0 for pair in model.config.mod.rates(model.config.depth) for rate in pair])
         tokens = jnp.sum(batch.segment_ids > 0).astype(jnp.float32)
-        pooled = lambda name: tokens * jnp.dot(routed, output.routing[name], precision="highest")  # noqa: E731
-        above, ran = pooled("above"), pooled("executed")
+        found = (output.routing[name] for name in ("above", "executed"))
+        above, ran = (tokens * jnp.dot(routed, share, precision="highest") for share in found)
         return jax.lax.stop_gradient(Pool(above, ran, tokens * jnp.sum(routed)))
     cut, rows = (jax.lax.stop_gradient(output.routing[name]) for name in ("cut", "cuts"))
     return Cuts(jnp.where(rows > 0, cut * rows, 0.0), rows)

@@ -71,27 +71,23 @@ def _of_rotary(model: ModelConfig) -> list[tuple]:
     """Rows for `_of_parts` about rotary embedding, and about the blocks whose attention is another."""
     block, others = model.block, model.block.others
     turned, own = model.positions == "rotary", bool(others.places) and others.rotary == "own"
-    rows = [
+    rows: list[tuple] = [
         ("block.", block, BlockConfig(), ("rotated",), turned, "--positions rotary"),
         ("block.others.", others, OtherBlocks(), ("window", "rotary"), bool(others.places), "--block.others.places"),
         ("block.others.", others, OtherBlocks(), ("rope_base",), own, "--block.others.rotary own"),
-        ("block.others.rope.", others.rope, RopeConfig(), tuple(vars(others.rope)), own, "--block.others.rotary own"),
-        ("block.rope.", block.rope, RopeConfig(), tuple(vars(block.rope)), turned, "--positions rotary"),
     ]
-    for prefix, rope in (("block.rope.", block.rope), ("block.others.rope.", others.rope)):
-        scaled, mixed = f"--{prefix}scaling", rope.scaling in ("llama3", "yarn")
-        rows += [
-            (
-                prefix,
-                rope,
-                RopeConfig(),
-                ("factor",),
-                mixed or rope.scaling == "linear",
-                f"{scaled} linear, llama3 or yarn",
-            ),
-            (prefix, rope, RopeConfig(), ("low", "high", "original"), mixed, f"{scaled} llama3 or yarn"),
-            (prefix, rope, RopeConfig(), ("divisors",), rope.scaling == "longrope", f"{scaled} longrope"),
+    for prefix, rope, on, switch in (
+        ("block.rope.", block.rope, turned, "--positions rotary"),
+        ("block.others.rope.", others.rope, own, "--block.others.rotary own"),
+    ):
+        by_wavelength = rope.scaling in ("llama3", "yarn")
+        read = [  # which kinds of scaling read which fields
+            (tuple(vars(rope)), on, switch),
+            (("factor",), by_wavelength or rope.scaling == "linear", f"--{prefix}scaling linear, llama3 or yarn"),
+            (("low", "high", "original"), by_wavelength, f"--{prefix}scaling llama3 or yarn"),
+            (("divisors",), rope.scaling == "longrope", f"--{prefix}scaling longrope"),
         ]
+        rows += [(prefix, rope, RopeConfig(), *row) for row in read]
     return rows
 
 
