@@ -4,15 +4,14 @@ Why this exists: on these GPUs XLA (jax 0.11) multiplies every row with the matr
 results, E times the work; docs/memory.md has the compiled figures. On AMD GPUs XLA calls a library with grouped
 matmuls.
 
-Numerics: float32 sums. The kernels leave rows after the last group undefined, in value and gradient; this module sets
-them to zero.
+Numerics: float32 sums. The kernels leave rows after the last group undefined, in value and gradient;
+`nagjax.layers.ragged` sets them to zero.
 """
 
 import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.platform import installed, on_gpu, warn_once
@@ -42,12 +41,10 @@ def usable() -> bool:
 def grouped_matmul(
     rows: Float[Array, "N m"], matrices: Float[Array, "E m n"], sizes: Int[Array, " E"]
 ) -> Float[Array, "N n"]:
-    """`nagjax.layers.ragged.ragged_matmul`; only where `usable`."""
-    inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
+    """As `nagjax.layers.ragged.ragged_matmul`, but rows after the last group are undefined; only where `usable`."""
     matmul = _kernel(max(16, min(TILE, 1 << (rows.shape[0] - 1).bit_length())))
     with jax.named_scope(SCOPE):
-        done = matmul(jnp.where(inside, rows, 0), matrices, group_sizes=sizes, preferred_element_type=rows.dtype)
-    return jnp.where(inside, done, 0)
+        return matmul(rows, matrices, group_sizes=sizes, preferred_element_type=rows.dtype)
 
 
 @functools.cache

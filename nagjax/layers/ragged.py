@@ -27,21 +27,22 @@ def ragged_matmul(
 ) -> Float[Array, "N n"]:
     """`rows[i] W[e]` for the group e of row i, in the dtype of rows. The first `sizes[0]` rows are group 0, the next
     `sizes[1]` rows group 1, and so on; rows after the last group give 0."""
-    if isinstance(matrices, Quantized):
-        return _quantized(rows, matrices, sizes)
+    int8 = isinstance(matrices, Quantized)
     if platform() == "cpu":
-        return _in_blocks(rows, matrices, sizes)
-    if usable():
-        return grouped_matmul(rows, matrices, sizes)
+        return _multiplied(rows, matrices, sizes, 0) if int8 else _in_blocks(rows, matrices, sizes)
     inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
-    done = jax.lax.ragged_dot(jnp.where(inside, rows, 0), matrices, sizes, preferred_element_type=rows.dtype)
+    clean = jnp.where(inside, rows, 0)
+    if int8:
+        done = _quantized(clean, matrices, sizes)
+    elif usable():
+        done = grouped_matmul(clean, matrices, sizes)
+    else:
+        done = jax.lax.ragged_dot(clean, matrices, sizes, preferred_element_type=rows.dtype)
     return jnp.where(inside, done, 0)
 
 
 def _quantized(rows, matrices: Quantized, sizes):
-    """`ragged_matmul` with quantised matrices, without a gradient. A CPU widens one block's matrix at a time."""
-    if platform() == "cpu":
-        return _multiplied(rows, matrices, sizes, 0)
+    """Without a gradient, as products with quantised matrices are."""
     sums = jax.lax.ragged_dot(rows, matrices.values.astype(rows.dtype), sizes, preferred_element_type=jnp.float32)
     group = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
     return (sums * matrices.scale[:, 0].at[group].get(mode="fill", fill_value=0.0)).astype(rows.dtype)
