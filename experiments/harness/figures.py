@@ -12,7 +12,7 @@ from experiments.harness.statistics import mean_interval
 from nagjax.report.style import scheme_look
 
 SCHEMES = {"nag-1": "nag_harmonic", "scaled_start": "plain"}  # schemes of the library under another name
-LONGER = "-longer"
+LENGTHS = ("-longer", "-shorter")  # ends of an arm's name: it has tokens of its own number
 GREY = "#c8c8c8"
 COLORS = (  # for arms that are not schemes
     *("#d55e00", "#4d4d4d", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288"),
@@ -31,8 +31,9 @@ def panels(count: int, title: str, height: float = 4.0) -> tuple[Figure, list[Ax
 
 def look(arm: str, named: bool = True) -> dict[str, Any]:
     """Colour, marker and drawing order of an arm; grey and behind the others unless it is named. An arm that is a
-    scheme of the library under another name, or trained for longer, looks like that scheme."""
-    arm = arm.removesuffix(LONGER)
+    scheme of the library under another name, or trained on more or fewer tokens, looks like that scheme."""
+    for ending in LENGTHS:
+        arm = arm.removesuffix(ending)
     color, marker = scheme_look(SCHEMES.get(arm, arm))
     front = {"color": color, "marker": marker, "zorder": 3}
     return front if named else {"color": GREY, "marker": marker, "zorder": 1, "linewidth": 1}

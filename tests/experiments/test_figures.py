@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import MANY, Line, draw_lines, highest_shown
+from experiments.harness.figures import MANY, Line, draw_lines, highest_shown, look
 
 
 def lines(*losses, diverged=0):
@@ -36,6 +36,11 @@ def test_bars_are_whole_where_the_axis_goes_on():
     draw_lines(ax, [three], ["plain"])
     bar, (low, high) = ax.lines[-1].get_ydata(), ax.get_ylim()
     assert bar[0] < 1.9 and bar[1] > 2.3 and low < bar[0] and bar[1] < high
+
+
+def test_a_scheme_looks_the_same_whatever_number_of_tokens_it_trains_on():
+    for arm in ("nag-1", "nag-1-longer", "nag-1-shorter"):
+        assert look(arm) == look("nag_harmonic") != look("nag")
 
 
 def test_named_lines_of_one_colour_differ_in_their_dashes():
