@@ -7,9 +7,9 @@ Expected: over earlier recipes, each at its own shape, plain minus NAG was 0.05 
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
 Time: smoke 30 s; cpu (16 blocks, 1M tokens, two arms) 45 minutes; arms (all five) an hour more; longer (two arms, and
   2.1M) 80 minutes more; longest (and 4.2M) three hours more; cpu16 (all five at the three) three hours more than
-  the runs it reuses (estimated); cpu64 (the same at 64 blocks) twenty; all resumable; h200 and paper not measured
+  the runs it reuses; cpu64 (the same at 64 blocks) twenty; all resumable; h200 and paper not measured
 Command: nice python -m experiments.tokens_and_depth --processes 2
-Known: longest, cpu64: the runs at all budgets but the largest; cpu16: these, and plain's and NAG's at the largest
+Known: longest, cpu16, cpu64: the runs at all budgets but the largest; of cpu16 all runs of plain and NAG
 
 With `--reuse cpu` the sizes `arms` and `longer` take their runs of 1M tokens from the result file of `cpu`; likewise
 `longest` with `--reuse longer`, `cpu16` with `--reuse longest five_schemes.cpu`, and `cpu64` with `--reuse

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import shutil
 import sys
 import types
@@ -30,8 +31,9 @@ def test_header_and_sizes_are_complete(name):
     recipe = load(name)
     assert all(recipe.header[field] for field in FIELDS)
     assert f"experiments.{name}" in recipe.header["command"]
-    known = recipe.header.get(KNOWN, "").partition(": ")[0]
+    known, _, told = recipe.header.get(KNOWN, "").partition(": ")
     assert not known or {*known.split(", ")} <= {*recipe.sizes}
+    assert not re.search(rf"\b({'|'.join(recipe.sizes)}): ", told), "sizes stand before the first colon"
     kinds = {type(settings) for settings in recipe.sizes.values()}
     assert len(kinds) == 1 and dataclasses.is_dataclass(kind := kinds.pop())
     assert [option.name for option in options_of(kind) if not (option.text or command.TEXTS.get(option.name))] == []
