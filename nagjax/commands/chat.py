@@ -41,6 +41,7 @@ def main(
         weights: int8: matrices are stored in 8 bits, with a scale per output channel.
     """
     note(f"opening {run}")
+    from nagjax.data.conversation import ANSWERS, special_in
     from nagjax.generate.chat import answer, find_form
     from nagjax.generate.weights import with_weights
     from nagjax.interop.load import load
@@ -60,12 +61,16 @@ def main(
         try:
             text = answer(opened, [asked], template=template, tokens=tokens, slide=True, **sampling)[0]
         except UserError as error:
-            if error.field != "inputs":  # what this message is refused for
+            if error.field != "messages":  # what this message is refused for
                 raise
             note(str(error))
             continue
         print(for_terminal(text), flush=True)
-        said = [*asked, {"role": "assistant", "content": text}]
+        answered = {"role": ANSWERS, "content": text}
+        if special := special_in([answered], opened.tokenizer):
+            note(f"the answer spells the special token {special}: the conversation goes on without this exchange")
+        else:
+            said = [*asked, answered]
 
 
 def _line() -> str | None:

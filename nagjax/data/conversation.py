@@ -38,7 +38,7 @@ def conversation_of(record: Any, where: str, tokenizer: Any = None) -> str:
     document = json.dumps(messages, ensure_ascii=False, sort_keys=True, default=str)
     if any(mark in document for mark in MARKS):
         raise UserError("inputs", where, "has U+FDD0 or U+FDD1, which are not characters: remove them")
-    refuse_special(messages, tokenizer, where)
+    refuse_special(messages, tokenizer, "inputs", where)
     return document
 
 
@@ -47,17 +47,20 @@ def messages_of(document: str) -> list[Message]:
     return parse_json(document, lenient=True)
 
 
-def refuse_special(messages: list[Message], tokenizer: Any, where: str | None = None) -> None:
-    """Raises UserError, naming `where` or else the conversation, if a message contains the text of a special token,
-    which would end its turn, or if a role becomes one between <| and |>, where templates write it. A byte tokenizer has
-    no special tokens."""
-    if (special_in := getattr(tokenizer, "special_in", None)) is None:
-        return
+def refuse_special(messages: list[Message], tokenizer: Any, field: str, where: str | None = None) -> None:
+    """Raises UserError for `field`, naming `where` or else the conversation, if `special_in` finds something."""
+    if found := special_in(messages, tokenizer):
+        fix = f"spells the special token {found}, which would end its turn: change it, or leave this one out"
+        raise UserError(field, where or shortened(json.dumps(messages, ensure_ascii=False)), fix)
+
+
+def special_in(messages: list[Message], tokenizer: Any) -> str:
+    """The special token whose text a message contains, or a role becomes between <| and |>, where templates write it;
+    "" if there is none. A byte tokenizer has no special tokens."""
+    found_in = getattr(tokenizer, "special_in", None) or (lambda text: "")
     roles = {message["role"] for message in messages}.difference(ROLES)
-    for text in (*_strings(messages), *(f"<|{role}|>" for role in sorted(roles))):
-        if found := special_in(valid_unicode(text)):
-            fix = f"spells the special token {found}, which would end its turn: change it, or leave this one out"
-            raise UserError("inputs", where or shortened(json.dumps(messages, ensure_ascii=False)), fix)
+    texts = (*_strings(messages), *(f"<|{role}|>" for role in sorted(roles)))
+    return next(filter(None, (found_in(valid_unicode(text)) for text in texts)), "")
 
 
 def _strings(value: Any) -> Iterator[str]:

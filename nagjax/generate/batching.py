@@ -93,12 +93,13 @@ class Writer:
             live = [row for row in rows if not row.done]
             done = np.array([row.done for row in batch])
             own = keys[[row.index for row in batch]]
-            # The last token is drawn but not read, because nothing follows it. So is a token behind a full window: the
-            # cache has no slot for it, and the window is read anew afterwards.
+            # The last token is drawn but not read, because nothing follows it. A token behind a full window is read to
+            # no effect: the cache has no slot for it, and the window is read anew afterwards.
             limit = min(tokens - 1 - drawn, OFTEN if finished else ROUND)
             limit = min(limit, *(self.context + 1 - len(row.window) for row in live))
             if limit == 0:
-                new = draw(state.logits, own, np.int32(drawn), done, sampling, ends)[:, None]
+                last = state.logits, own, np.int32(drawn), done, sampling, ends
+                new = draw(*last, mesh=self.static["mesh"])
             else:
                 new, state = write(
                     self.params,
@@ -127,7 +128,8 @@ class Writer:
             state = self._read(state, batch, moved, slots) if moved else state
 
     def _take(self, batch: list[Row], written: list[list[int]], ends: set[int], finished: Finished | None) -> None:
-        for row, new in {id(row): (row, new) for row, new in zip(batch, written, strict=True)}.values():
+        first = {id(row): (row, new) for row, new in zip(reversed(batch), reversed(written), strict=True)}
+        for row, new in first.values():  # the others are copies that fill the batch
             if not row.done:
                 kept = list(itertools.takewhile(lambda i: i not in ends, new))
                 row.ids += kept

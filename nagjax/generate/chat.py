@@ -74,6 +74,8 @@ def find_form(run: OpenRun, template: str | None) -> ChatTemplate:
 
 
 def _read(messages: list[Message]) -> list[Message]:
+    if not isinstance(messages, Sequence):
+        raise UserError("messages", messages, 'give a list of {"role": "user", "content": "..."}')
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not all(isinstance(message.get(own), str) for own in ("role", "content")):
             raise UserError("messages", message, f'message {number} is not {{"role": "user", "content": "..."}}')
@@ -84,7 +86,7 @@ def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[in
     """The ids of the conversation as in training: behind the token that opens a document (see
     `nagjax.data.rows.Rows`). For an imported model that was not trained here, the ids are those of the template's
     text alone, as in transformers."""
-    refuse_special(messages, run.tokenizer)
+    refuse_special(messages, run.tokenizer, "messages")
     ids = run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()
     if run.step == 0:
         return ids

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from nagjax.generate.choose import Sampling, choose
 from nagjax.layers.where import Where
 from nagjax.model.transformer import Transformer
-from nagjax.train.distributed.mesh import BATCH, pin_rows
+from nagjax.train.distributed.mesh import BATCH, for_every_process, pin_rows
 from pallas_kernels.placement import shard_rows
 
 
@@ -103,7 +103,7 @@ def _write(
 
     start = jnp.int32(0), done, jnp.full((batch, room), ends[0], jnp.int32), rows
     _, _, written, rows = jax.lax.while_loop(going, step, start)
-    return written, rows
+    return for_every_process(written, mesh), rows
 
 
 def _draw(
@@ -117,6 +117,11 @@ def _draw(
     """New token number `index` of each row; for rows that are done, the first of `ends`."""
     own = jax.vmap(jax.random.fold_in, (0, None))(jax.random.wrap_key_data(keys), index)
     return jnp.where(done, ends[0], choose(logits, own, sampling))
+
+
+def _draw_last(*known, mesh: Mesh | None) -> Int[Array, "B 1"]:
+    """A token of each row that nothing follows."""
+    return for_every_process(_draw(*known)[:, None], mesh)
 
 
 def _place(old: Rows, new: Rows, at: Int[Array, " n"]) -> Rows:
@@ -141,7 +146,7 @@ def _placed(run, *arrays, mesh: Mesh | None, **static):
 
 read = jax.jit(functools.partial(_placed, _read), static_argnames=("graph", "slots", "mesh"))
 write = jax.jit(functools.partial(_placed, _write), static_argnames=("graph", "room", "mesh"), donate_argnums=1)
-draw = jax.jit(_draw)
+draw = jax.jit(_draw_last, static_argnames="mesh")
 empty = jax.jit(_empty, static_argnames=("graph", "batch", "slots"))
 place = jax.jit(_place, donate_argnums=0)
 keep = jax.jit(_keep)

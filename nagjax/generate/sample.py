@@ -100,7 +100,8 @@ def generate(
     check_cuts(cuts, config.sublayers)
     if isinstance(prompts, str) or not np.iterable(prompts):
         raise UserError("prompts", prompts, f"{LISTS}; for texts there is complete(run, ...)")
-    if not len(prompts):
+    prompts = list(prompts)
+    if not prompts:
         return []
     checked = [_checked(prompt, tokens, end_of_text, config, slide) for prompt in prompts]
     graph, params = nnx.split(narrow_model(model))

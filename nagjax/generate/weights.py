@@ -78,6 +78,8 @@ def int8_model(model: Transformer) -> Transformer:
 
     def one(path: tuple, variable: nnx.Variable) -> nnx.Variable:
         value = variable[...]
+        if isinstance(value, Quantized):
+            return variable
         if _names(path) == (["embedding", "tokens"] if tied else ["head", "tokens"]):
             return (
                 variable if tied and scheme.head_rows(value) is not value else variable.replace(_table(scheme, value))

@@ -16,7 +16,7 @@ from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.runs.blueprint import Tree
 from nagjax.runs.opening import OpenRun
-from nagjax.train.distributed.mesh import batch_parts, pin_rows, replicated, row_axes
+from nagjax.train.distributed.mesh import batch_parts, for_every_process, pin_rows, row_axes
 from nagjax.train.head_loss import by_token
 from pallas_kernels.placement import shard_rows
 
@@ -105,7 +105,7 @@ def _score(
     counted = (place >= first[:, None]) & (place < end[:, None])
     greedy = jnp.all((likeliest == targets) | ~counted, axis=-1)
     found = jnp.sum(jnp.where(counted, own, 0.0), axis=-1), greedy
-    return jax.lax.with_sharding_constraint(found, replicated(mesh)) if mesh else found  # every host reads it
+    return for_every_process(found, mesh)
 
 
 def _told(logits, targets):

@@ -134,14 +134,27 @@ def test_a_trained_run_is_asked_as_it_was_trained(front, template, scripted, tmp
 
 def test_what_is_refused(scripted, tmp_path):
     run, _ = scripted(with_turns(tmp_path), CHATML, [])
-    with pytest.raises(UserError, match="special token <.im_end.>"):
+    with pytest.raises(UserError, match="^messages = .*special token <.im_end.>"):
         chat.answer(run, [[{"role": "user", "content": "2+2?<|im_end|>"}]])
     with pytest.raises(UserError, match="message 1"):
         chat.answer(run, [[{"role": "user"}]])
+    with pytest.raises(UserError, match="^messages = None"):
+        chat.answer(run, [None])
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="no chat template.*--template"):
         chat.answer(run, [ASKED])
     assert chat.answer(run, [], template=__file__) == []
+
+
+def test_an_answer_that_spells_a_special_token_does_not_end_the_talk(scripted, tmp_path, monkeypatch, capsys):
+    run, seen = scripted(with_turns(tmp_path), CHATML, [*b"write <|im_end|>", 258])
+    monkeypatch.setattr("nagjax.interop.load.load", lambda path: run)
+    monkeypatch.setattr("nagjax.generate.weights.with_weights", lambda run, weights: run)
+    monkeypatch.setattr("sys.stdin", io.StringIO("how?\n<|im_start|>\nthanks\n"))
+    assert main(["chat", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "write <|im_end|>\n" * 2 and err.count("goes on without this exchange") == 2
+    assert "messages = " in err and bytes(i for i in seen.asked[0] if i < 256).startswith(b"user\nthanks")
 
 
 def test_a_run_without_a_template_is_refused_before_anything_is_typed(monkeypatch, tmp_path, capsys):

@@ -9,6 +9,7 @@ from nagjax.errors import UserError
 from nagjax.generate import batching, decode
 from nagjax.generate.batching import window_start
 from nagjax.generate.sample import cut, generate
+from nagjax.mod import ModConfig
 from nagjax.residual.schemes.plain import Plain
 from nagjax.runs.config import MeshConfig
 from nagjax.train.distributed.mesh import make_mesh, replicated
@@ -74,6 +75,10 @@ def test_an_empty_prompt_begins_with_end_of_text(draw):
 
 def test_prompts_of_one_length_may_be_an_array(draw):
     assert draw(np.array([[5, 1], [9, 60]]), seed=1) == draw([[5, 1], [9, 60]], seed=1)
+
+
+def test_prompts_may_come_from_an_iterator(draw):
+    assert draw(iter(PROMPTS), seed=3) == draw(PROMPTS, seed=3)
 
 
 def test_no_prompts_no_work(draw):
@@ -167,12 +172,17 @@ def test_the_window_follows_from_the_number_of_tokens():
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="one device only")
-def test_a_mesh_writes_the_same_windows_and_batches(model):
-    """Three rows on two devices, of two lengths, one of which slides."""
+@pytest.mark.parametrize("mod", [ModConfig(), ModConfig(rate=(0.5,), router="random")])
+def test_a_mesh_writes_the_same_windows_and_batches(mod):
+    """Three rows on two devices, of two lengths, one of which slides. A random router draws by the row's place, so the
+    copy that fills the batch would write something else."""
+    model = make_model(Plain(), mod=mod)
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])
     graph, params = nnx.split(model)
     spread = nnx.merge(graph, jax.device_put(params, replicated(mesh)))
-    prompts, options = [[5, 1, 60], [9], [2] * 45], {"tokens": 12, "temperature": 0.0, "slide": True}
+    prompts, options = [[9], [2] * 45, [5, 1, 60]], {"tokens": 12, "temperature": 0.0, "slide": True}
+    if mod.active:
+        options["cuts"] = np.full(model.config.sublayers, 0.5, np.float32)
     assert generate(spread, prompts, **options) == generate(model, prompts, **options)
 
 

@@ -7,7 +7,8 @@ Of each scheme (with its initial values) a few steps are taken on all devices of
 Each run has `config`, `out` and what is done to it on this host: `nan` or `nonsense` (number of a batch made NaN, or of
 targets that never occur), `at` and `signal` (sent to itself: after that many steps, or evaluated batches in all, or as
 the save of that step begins, as `during` has it), `failing` (its manifests fail), `overdue` (steps at which its clock
-says so). What came of it is appended to `log` as JSON lines.
+says so). If it has `asked`, a text, a callback continues it after each evaluation. What came of it is appended to `log`
+as JSON lines.
 """
 
 import faulthandler
@@ -55,6 +56,7 @@ def main(job: dict) -> None:
     import jax
     import numpy as np
 
+    import nagjax
     from nagjax.errors import Preempted, UserError
     from nagjax.runs import folder as run_folder
     from nagjax.train import evaluator
@@ -147,10 +149,16 @@ def main(job: dict) -> None:
     checkpoint.Checkpoints.save, Stopper.watch = saving, watching
     run_folder.SEEN = 1.0  # seconds
     SaveClock.overdue = lambda self: getattr(self, "step", 0) in run.get("overdue", ())
+
+    def asking(record, opened):
+        if record["kind"] == "eval" and "asked" in run:
+            written = nagjax.complete(opened, [run["asked"], ""], tokens=4, temperature=0)
+            note(written=written, logits=np.asarray(opened.logits(run["asked"])).tolist())
+
     for run in job["runs"]:
         evaluated.clear()
         try:
-            train(run["config"], run["out"])
+            train(run["config"], run["out"], callback=asking)
             note(end="finished")
         except Preempted as stopped:
             note(end="preempted", code=stopped.code or 0)

@@ -18,6 +18,7 @@ import pytest
 from nagjax.data import DataConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.metrics import comparable
+from nagjax.runs.opening import open_run
 from nagjax.train.batches import TrainBatches
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.distributed.mesh import make_mesh
@@ -28,6 +29,7 @@ from nagjax.train.state import Blueprint
 from tests import tiny
 from tests.tolerance import assert_close
 
+ASKED = "the quick"
 SCHEMES = ("review", "highway_convex")  # gates in a kernel, gates in the model
 
 
@@ -100,7 +102,7 @@ def first_life(hosts, config, alone, tmp_path_factory):
     other_text = DataConfig(mix=tuple(one.replace("0.2", "0.3") for one in config.data.mix))
     long = changed(config, steps=WINDOW + 5, eval_every=1000, save_every=1000, on_bad_step="skip")
     runs = [
-        dict(out="unbroken"),
+        dict(out="unbroken", asked=ASKED),
         dict(out="preempted", faults={1: {"at": 3, "signal": signal.SIGTERM}}),
         dict(out="raising", faults={1: {"nan": 2}}),
         dict(out="skipping", config=long, faults={1: {"nan": 2, "nonsense": WINDOW + 2}}),
@@ -149,6 +151,14 @@ def two_hosts_do_what_one_does(config, alone, first_life):
     assert "loss" in printed[0] and "loss" not in printed[1]
     ours, theirs = state_of(config, folder / "unbroken"), state_of(config, single / "whole")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), ours.params, theirs.params)
+
+
+def a_callback_may_write_and_read_logits(first_life):
+    folder, notes, _ = first_life
+    first, second = of(notes, folder / "unbroken", "written")
+    assert first == second and len(first) == 3 and all(note["written"][0] for note in first)
+    alone = open_run(folder / "unbroken").logits(ASKED)
+    assert_close(np.array(first[-1]["logits"]), np.asarray(alone), **tiny.steps(6))
 
 
 def schemes_have_the_losses_of_one_process(first_life):
@@ -249,6 +259,7 @@ def another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life,
 def test_two_hosts_are_one_run(config, alone, first_life, lives, last_life):
     schemes_have_the_losses_of_one_process(first_life)
     two_hosts_do_what_one_does(config, alone, first_life)
+    a_callback_may_write_and_read_logits(first_life)
     killed_twice_equals_unbroken_bit_for_bit(config, first_life, lives)
     preempting_one_host_stops_and_saves_both(config, first_life, last_life)
     nan_on_one_host_ends_both(first_life)

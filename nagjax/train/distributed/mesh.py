@@ -170,6 +170,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def for_every_process[T](x: T, mesh: Mesh | None) -> T:
+    """`x` with all its values on every device of the mesh, so that every process can fetch them."""
+    return jax.lax.with_sharding_constraint(x, replicated(mesh)) if mesh else x
+
+
 def pin_rows(mesh: Mesh):
     """A function that constrains activations [B, T, ...] between blocks to be split over batch and tokens only."""
     return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, row_axes(mesh)))
