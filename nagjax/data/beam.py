@@ -106,11 +106,9 @@ class Piece:
     def documents(self, work: Work, start: int, stop: int) -> Iterator[tuple[str, Document]]:
         lengths = self.lengths(work)
         ends = np.concatenate([[0], np.cumsum(lengths[:, 1])])
-        if not ends[-1]:
-            return
-        ids: np.ndarray | RemoteArray = ArrayFile(
-            work.stage / f"{self.number:06d}.tokens", "<i4", (int(ends[-1]),)
-        ).open()
+        ids: np.ndarray | RemoteArray = np.zeros(0, "<i4")  # an empty file cannot be mapped
+        if ends[-1]:
+            ids = ArrayFile(work.stage / f"{self.number:06d}.tokens", "<i4", (int(ends[-1]),)).open()
         for i in range(start, stop):
             yield SPLITS[lengths[i, 0]], Document(ids[int(ends[i]) : int(ends[i + 1])], int(lengths[i, 2]))
 

@@ -10,6 +10,8 @@ from nagjax.errors import UserError
 from nagjax.json_reader import build
 from nagjax.ranges import Range
 
+ANEW = "delete the folder and prepare the corpus again"  # a finished corpus is never prepared over
+
 FORMAT = 1
 Size = Annotated[int, Range(ge=0, le=2**62)]
 

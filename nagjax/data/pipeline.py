@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
+from nagjax.data.manifest import ANEW
 from nagjax.data.rows import DocumentRows, Rows, WholeRows
 from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
 from nagjax.data.stdlib import STDLIB, open_stdlib
 from nagjax.data.storage import storage_path
-from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest
+from nagjax.data.store import SPLITS, open_stream, open_tokenizer, read_manifest
 from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer, opening_of
 from nagjax.data.workers import begin

@@ -55,7 +55,7 @@ from nagjax.data.store import (
     write_shard,
 )
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.json_reader import build, parse_json
 
 _INPUTS = ("inputs", "held_out")
@@ -86,12 +86,14 @@ class Request(NamedTuple):
         with reached(self.folder, "out"):
             if not (self.folder / MANIFEST).exists():
                 return None
-        manifest = read_manifest(self.folder, "out")
-        if other := _difference(manifest.source, self.source):
-            raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
-        open_tokenizer(self.folder, manifest)
-        for split in manifest.splits:
-            open_stream(self.folder, manifest, split)
+        with renamed("path", "out"):
+            manifest = read_manifest(self.folder)
+            if other := _difference(manifest.source, self.source):
+                fix = f"holds another corpus already ({other}): choose another folder"
+                raise UserError("out", str(self.folder), fix)
+            open_tokenizer(self.folder, manifest)
+            for split in manifest.splits:
+                open_stream(self.folder, manifest, split)
         _remove_leftovers(self.folder)
         return manifest
 
@@ -229,15 +231,19 @@ def describe_request(
         raise UserError("validation", validation, "use a share from 0 up to, not including, 1")
     if shard_tokens < 1:
         raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
-    folder, encoder = storage_path(out), load_tokenizer(tokenizer)
+    with renamed("path", "out"):
+        folder = storage_path(out)
+    encoder = load_tokenizer(tokenizer)
     if isinstance(folder, RemotePath) and folder.scheme == "hf":
         fix = "prepare it in a folder here, and upload that (hf upload OWNER/NAME FOLDER --repo-type dataset)"
         raise UserError("out", str(out), fix)
     states: dict[Path, tuple[int, ...]] = {}
+    with renamed("inputs", "held_out"):
+        apart = _described(held_out, states)
     source = {
         "order": "given",  # the order of the inputs: see _difference
         "inputs": _described(inputs, states),
-        "held_out": _described(held_out, states),
+        "held_out": apart,
         "tokenizer": encoder.fingerprint,
         "validation": validation,
         "field": field,

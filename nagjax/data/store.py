@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from nagjax.data.manifest import FORMAT, FileRecord, Manifest, ShardRecord
+from nagjax.data.manifest import ANEW, FORMAT, FileRecord, Manifest, ShardRecord
 from nagjax.data.storage import StoragePath, reached, size_of, storage_path
 from nagjax.data.stream import ArrayFile, TokenStream
 from nagjax.data.tokenizer import LARGEST as LARGEST_TOKENIZER
@@ -36,7 +36,6 @@ MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.jso
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
 COUNTED_TYPE = "<i4"  # dtype of a corpus in which not all targets count
-ANEW = "delete the folder and prepare the corpus again"  # a finished corpus is never prepared over
 LARGEST = 1 << 28  # bytes of a manifest, enough for a million shards
 SMALL = 1 << 26  # bytes up to which a split is hashed whenever it is opened, in a fraction of a second
 
@@ -154,9 +153,9 @@ def write_manifest(
     return manifest
 
 
-def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
-    """The manifest of a corpus folder. Raises UserError if it is missing, damaged or of another format, and, naming
-    `field`, if the folder's manifest.json was written by another program."""
+def read_manifest(folder: str | os.PathLike) -> Manifest:
+    """The manifest of a corpus folder. Raises UserError if it is missing, damaged or of another format, and if the
+    folder's manifest.json was written by another program."""
     folder = storage_path(folder)
     try:
         with reached(folder, "path"):
@@ -174,7 +173,7 @@ def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
     except ValueError as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read ({error}): copy it again, or {ANEW}") from None
     if not isinstance(data, dict) or "format" not in data:
-        raise UserError(field, str(folder), f"its {MANIFEST} is not that of a corpus: choose another folder")
+        raise UserError("path", str(folder), f"its {MANIFEST} is not that of a corpus: choose another folder")
     if data["format"] != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: {ANEW}")
     try:

@@ -10,6 +10,7 @@ from threading import Lock
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
+from nagjax.data.manifest import ANEW
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.errors import UserError
 
@@ -114,7 +115,8 @@ class TokenStream:
                 rising = ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (ends[1:] > ends[:-1]).all()
                 if not (rising and (found[:, 1] >= 0).all() and found[:, 1].max() <= LARGEST):
                     name = documents.path if isinstance(documents, ArrayFile) else "documents"
-                    raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
+                    fix = f"is damaged (its documents do not end where its tokens do): copy it again, or {ANEW}"
+                    raise UserError("data.path", str(name), fix)
                 self._documents[shard] = found
             return self._documents[shard]
 

@@ -60,7 +60,7 @@ from nagjax.train.checkpoint.store import finished, steps_aside, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
 SEEN = 10.0  # seconds until a new file must be visible on all hosts
-STEP = re.compile(rf"\d+(({re.escape(SAVING)}|{re.escape(DELETING)}).*|{re.escape(DAMAGED)})?")
+STEP = re.compile(rf"\d+({re.escape(DAMAGED)})?(({re.escape(SAVING)}|{re.escape(DELETING)}).*)?")
 
 
 def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:

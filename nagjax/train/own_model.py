@@ -189,17 +189,18 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
         trained = is_trained(".".join(path), role, freeze, lora)
         known[path] = Known(tuple(axes), factors, _bound(path, parts), trained)
     check_freeze({".".join(path): of for path, of in known.items()}, freeze)
-    return _of_heads(known, model) if muon else known
+    return _of_heads(known, model, [prefix for prefix, _, _ in parts]) if muon else known
 
 
-def _of_heads(known: dict[Path, Known], model: Tree) -> dict[Path, Known]:
+def _of_heads(known: dict[Path, Known], model: Tree, ours: list[Path]) -> dict[Path, Known]:
     """Adds which axes of Flax's attention kernels are inputs and outputs: [D, H, Dh] for query, key and value, and [H,
-    Dh, D] for out. Prints which other arrays Muon takes for stacks of matrices."""
+    Dh, D] for out. Prints which other arrays Muon takes for stacks of matrices. In the modules `ours` the names of the
+    axes tell."""
     shapes = {path: jnp.shape(jax.tree.leaves(leaf)[0]) for path, leaf in _leaves(model) if path in known}
     found, stacks = dict(known), []
     for path, of in known.items():
         shape = shapes[path]
-        if of.role != "matrix" or len(shape) < 3 or of.axes:
+        if of.role != "matrix" or len(shape) < 3 or any(path[: len(prefix)] == prefix for prefix in ours):
             continue
         first, last = (shapes.get((*path[:-2], name, path[-1]), ()) for name in ("query", "out"))
         module = path[-2] if len(path) > 1 else ""

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from nagjax.cli import main
-from nagjax.data import beam, prepare, verify
+from nagjax.data import beam, preparation, prepare, verify
+from nagjax.data.store import read_manifest
+from nagjax.data.tokenizer import ByteTokenizer
 from nagjax.errors import UserError
 
 installed = importlib.util.find_spec("apache_beam") is not None
@@ -56,6 +58,22 @@ def both(runs, inputs, tmp_path, **given):
 def test_the_plan_cuts_the_local_rounds(inputs, tmp_path, monkeypatch, shard_tokens):
     in_this_process(monkeypatch)
     both(beam.prepare_on_beam, inputs, tmp_path, validation=0.2, shard_tokens=shard_tokens)
+
+
+def test_a_piece_whose_documents_have_no_tokens_keeps_them(tmp_path, monkeypatch):
+    """A tokenizer that drops white space, as BERT's, makes a document of its end alone."""
+
+    class Words(ByteTokenizer):
+        def encode_batch(self, texts):
+            return super().encode_batch(["".join(text.split()) for text in texts])
+
+    in_this_process(monkeypatch)
+    monkeypatch.setattr(preparation, "load_tokenizer", lambda name: Words())
+    for name, text in (("a.txt", "two words"), ("b.txt", "\n\n")):
+        (tmp_path / name).write_text(text)
+    both(beam.prepare_on_beam, ([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], []), tmp_path, validation=0.0)
+    (shard,) = read_manifest(tmp_path / "beam").splits["train"]
+    assert (shard.document_count, shard.token_count) == (2, len("twowords") + 2)
 
 
 def test_a_stopped_run_goes_on(inputs, tmp_path, monkeypatch):

@@ -221,7 +221,7 @@ def test_a_finished_corpus_that_is_no_longer_whole(
     made = make(*arguments, **given)
     assert made == read_manifest(bpe_corpus)
     damage(tmp_path / name)
-    with pytest.raises(UserError, match="path = .*delete the folder and prepare") as error:
+    with pytest.raises(UserError, match="^out = .*delete the folder and prepare") as error:
         make(*arguments, **given)
     assert name in str(error.value) or "format" in str(error.value)
 

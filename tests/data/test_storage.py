@@ -144,3 +144,11 @@ def test_a_read_that_fails_is_tried_again(monkeypatch, fault):
     monkeypatch.setattr(storage, "TRIES", 4)
     with pytest.raises(UserError, match="data.path = 'memory://numbers': cannot be reached"):
         storage.RemoteArray(path, "int32")[2:5]
+
+
+@pytest.mark.parametrize("field", ["inputs", "held_out", "out"])
+def test_an_unknown_store_is_named_by_its_argument(jsonl, tmp_path, field):
+    given = {"inputs": [jsonl], "held_out": [], "out": tmp_path / "out"}
+    given[field] = "ftp://x/y.txt" if field == "out" else ["ftp://x/y.txt"]
+    with pytest.raises(UserError, match=f"^{field} = 'ftp://x/y.txt': use a path, or a URL"):
+        prepare(**given)

@@ -163,7 +163,7 @@ def full(folder):
     """A run's folder with all that a run writes, and two files that it does not."""
     for name in names.FILES:
         (folder / name).write_text(name)
-    for step in ("10", "20", "30.saving", "5.damaged"):
+    for step in ("10", "20", "30.saving", "30.saving.0a1b", "5.damaged", "6.damaged.deleting"):
         (folder / names.CHECKPOINTS / step / "state").mkdir(parents=True)
     for name in names.FOLDERS:
         (folder / name).mkdir()

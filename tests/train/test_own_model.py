@@ -253,11 +253,15 @@ def test_of_a_model_with_adapters_only_they_learn(tx):
     assert moved == {"a", "b"}
 
 
-def test_muon_takes_the_heads_of_flax_attention_together():
+@pytest.mark.parametrize("axes", [None, ("embed", "heads", None)])
+def test_muon_takes_the_heads_of_flax_attention_together(axes):
+    init = nnx.initializers.lecun_normal()
+    init = nnx.with_partitioning(init, axes, eager_sharding=False) if axes else init
+
     class Model(nnx.Module):
         def __init__(self):
-            self.attention = nnx.MultiHeadAttention(2, WIDTH, rngs=nnx.Rngs(0))
-            self.conv = nnx.Conv(2, 3, (2, 2), rngs=nnx.Rngs(0))
+            self.attention = nnx.MultiHeadAttention(2, WIDTH, kernel_init=init, rngs=nnx.Rngs(0))
+            self.conv = nnx.Conv(2, 3, (2, 2), kernel_init=init, rngs=nnx.Rngs(0))
             self.residual = residual()
 
     model = Model()

@@ -91,7 +91,7 @@ def test_a_parameter_that_is_another_one_is_named(tmp_path, wanted, said):
 
 def test_what_a_killed_process_left_is_removed_and_never_read(tmp_path):
     saved_at(tmp_path, 2, 4)
-    for name in ("6.saving", "6.saving.orbax-checkpoint-tmp", "2.deleting"):
+    for name in ("6.saving", "6.saving.0a1b.orbax-checkpoint-tmp", "2.deleting", "1.damaged.deleting"):
         shutil.copytree(tmp_path / "4", tmp_path / name)
     for name in ("notes", "2030.01"):
         (tmp_path / name).mkdir()
@@ -99,6 +99,37 @@ def test_what_a_killed_process_left_is_removed_and_never_read(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.newest() == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "2030.01", "4", "notes"]
+
+
+def test_a_save_that_another_process_has_removed_is_not_made_of_what_that_one_writes(tmp_path, monkeypatch):
+    """A process was suspended between a checkpoint and its manifest, and another has taken the folder."""
+
+    def late(scratch, *given):
+        monkeypatch.undo()
+        Checkpoints(tmp_path)
+        other = tmp_path / scratch.name.replace(scratch.suffix, ".another")
+        other.mkdir()
+        (other / "half").touch()
+        write_manifest(scratch, *given)
+
+    monkeypatch.setattr(checkpoint, "write_manifest", late)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, state_at(2))
+        with pytest.raises(UserError, match="could not be written"):
+            checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["2.saving.another"] and steps_saved(tmp_path) == []
+
+
+def test_a_process_that_has_lost_the_folder_names_and_removes_no_checkpoint(tmp_path):
+    def lost():
+        raise UserError("out", str(tmp_path), "was taken over")
+
+    saved_at(tmp_path, 2)
+    with Checkpoints(tmp_path, latest=1, check=lost) as checkpoints:
+        checkpoints.save(4, state_at(4))
+        with pytest.raises(UserError, match="was taken over"):
+            checkpoints.wait()
+    assert steps_saved(tmp_path) == [2]
 
 
 def damages(folder):

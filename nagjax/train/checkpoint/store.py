@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -40,6 +41,9 @@ class Checkpoints:
     whose name is a number is a complete checkpoint. Only then are the checkpoints removed that the policy does not
     keep; it keeps the `latest` newest, the `best` with the lowest scores, and every multiple of `every`.
 
+    `check` is called before a checkpoint gets its name and before one is removed, and raises if another process has
+    taken the folder. While one is written, its folder has a name of its own in every process.
+
     Manifests name the step and the `owner`, `{"run": id, "config": settings by dotted name}`; a checkpoint of another
     owner or step is refused. The folder itself may be a link.
 
@@ -47,8 +51,17 @@ class Checkpoints:
     process writes and reads the manifests and removes checkpoints; an error on one process raises on all.
     """
 
-    def __init__(self, folder: Path, owner: dict | None = None, latest: int = 2, best: int = 0, every: int = 0):
-        self.folder, self.owner = Path(folder).resolve(), owner or {}
+    def __init__(
+        self,
+        folder: Path,
+        owner: dict | None = None,
+        latest: int = 2,
+        best: int = 0,
+        every: int = 0,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.folder, self.owner, self._check = Path(folder).resolve(), owner or {}, check
+        self._ending = from_first(lambda: f"{SAVING}.{uuid.uuid4().hex[:12]}")
         self._policy = {"latest": latest, "best": best, "every": every}
         self._first = jax.process_index() == 0
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -58,7 +71,7 @@ class Checkpoints:
     def _open(self) -> list[tuple[int, float | None]]:
         for left in self.folder.glob("*.*"):  # of a process that was killed while it wrote or removed
             step, _, state = left.name.partition(".")
-            if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
+            if step.isdigit() and (f".{state}".startswith((SAVING, DELETING)) or left.name.endswith(DELETING)):
                 shutil.rmtree(left, ignore_errors=True)
         found = []
         for step in steps_saved(self.folder):
@@ -95,7 +108,7 @@ class Checkpoints:
             context = ocp.Context()
             context.array.saving.min_slice_bytes_for_replica_parallel = PART
             with context:
-                writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), _parts(state), overwrite=True)
+                writing = ocp.save_async(str(self.folder / f"{step}{self._ending}"), _parts(state), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
     def _note(self, saved: Saved, facts: dict) -> None:
@@ -110,11 +123,13 @@ class Checkpoints:
         writing.result()
         stays = kept([*self._done, saved], **self._policy)
         if self._first:
-            place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{SAVING}"
+            place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{self._ending}"
             write_manifest(scratch, facts, self.owner | {"step": saved.step})
+            self._check()
             scratch.rename(place)
             sync_folder(self.folder)
             for old in {s.step for s in self._done} - stays:
+                self._check()
                 self._remove(old)
         self._done = [s for s in [*self._done, saved] if s.step in stays]
 
