@@ -122,8 +122,7 @@ class Request(NamedTuple):
         if found.runner != runner:
             fix = f"was begun with --runner {found.runner}: go on with that, or delete it"
             raise UserError("out", str(self.folder), fix)
-        for shards in found.splits.values():
-            check_files(self.folder, shards)
+        _check_shards(self.folder, found.splits)
         return found
 
     def _refuse_other_tokenizer(self) -> None:
@@ -261,12 +260,17 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
     changed, and for a shard that is missing or cut."""
     request.check_inputs()
     folder = request.folder
-    for shards in splits.values():
-        check_files(folder, shards)
+    _check_shards(folder, splits)
     dtype = COUNTED_TYPE if "template" in request.source else None
     manifest = write_manifest(folder, request.tokenizer, request.source, splits, dtype)
     _remove_leftovers(folder)
     return manifest
+
+
+def _check_shards(folder: StoragePath, splits: dict[str, list[ShardRecord]]) -> None:
+    with renamed("path", "out"):
+        for shards in splits.values():
+            check_files(folder, shards)
 
 
 def _remove_leftovers(folder: StoragePath) -> None:

@@ -245,7 +245,7 @@ def test_a_recorded_shard_of_an_unfinished_corpus_is_gone(jsonl, tmp_path, monke
         prepare(*arguments, validation=0.2, shard_tokens=3000)
     damage(tmp_path / "out" / "train-00000.tokens")
     monkeypatch.setattr(preparation, "split_documents", None)
-    with pytest.raises(UserError, match="train-00000.tokens.*delete the folder"):
+    with pytest.raises(UserError, match="^out = .*train-00000.tokens.*delete the folder"):
         prepare(*arguments, validation=0.2, shard_tokens=3000)
 
 

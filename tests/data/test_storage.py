@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.fs
 import pytest
 
+from nagjax.cli import main
 from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, storage, verify
 from nagjax.data.storage import RemotePath, storage_path
 from nagjax.errors import UserError
@@ -147,8 +148,10 @@ def test_a_read_that_fails_is_tried_again(monkeypatch, fault):
 
 
 @pytest.mark.parametrize("field", ["inputs", "held_out", "out"])
-def test_an_unknown_store_is_named_by_its_argument(jsonl, tmp_path, field):
+def test_an_unknown_store_is_named_by_its_argument(jsonl, tmp_path, field, capsys):
     given = {"inputs": [jsonl], "held_out": [], "out": tmp_path / "out"}
     given[field] = "ftp://x/y.txt" if field == "out" else ["ftp://x/y.txt"]
     with pytest.raises(UserError, match=f"^{field} = 'ftp://x/y.txt': use a path, or a URL"):
         prepare(**given)
+    assert main(["data", "prepare", jsonl, "--out", "ftp://x/y.txt"]) == 2
+    assert "out = 'ftp://x/y.txt'" in capsys.readouterr().err
