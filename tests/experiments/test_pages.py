@@ -90,7 +90,7 @@ def test_a_size_whose_runs_another_holds_does_not_stand_beside_it():
     assert superseded(found) == {"cpu": "longest", "longer": "longest"}
     assert {*standing(found)} == {"longest", "other", "same"}
     rows = [line for line in table().splitlines() if "tokens_and_depth.md" in line]
-    assert len(rows) == 3 and "## Size longer: supported; superseded by longest" in page("tokens_and_depth")
+    assert len(rows) == 2 and "## Size longer: supported; superseded by cpu16" in page("tokens_and_depth")
 
 
 def test_a_page_says_which_arms_ran_on_which_processors():
