@@ -16,11 +16,12 @@ seeds its lead at the budgets of equal_flops was known. Runs above the 4-gram ta
 """
 
 from experiments.harness.claims import Lowest
-from experiments.harness.comparison import Arm, Comparison
+from experiments.harness.comparison import Comparison
 from experiments.harness.settings import Settings, crossed
+from experiments.sixty_four_blocks import ARMS as KNOWN
 
 JUDGED = "nag-1-shorter"
-ARMS = {"plain": Arm("plain"), JUDGED: Arm("nag", {"alpha_power": 1.0})}  # the first one's FLOPs are everybody's
+ARMS = {"plain": KNOWN["plain"], JUDGED: KNOWN["nag-1"]}  # the first one's FLOPs are everybody's
 SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4, 8), 1, factors=(1.0,), match="flops", eval_batches=1, looks=1),
     "cpu": Settings(crossed((16,), 64, 128, 4, 2048, 4096, 8192), 5, match="flops", eval_batches=128),

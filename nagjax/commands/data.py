@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from nagjax.arguments import POSITIONAL, Rest
 from nagjax.console import Progress, note, say
-from nagjax.errors import UserError, renamed
+from nagjax.errors import UserError
 from nagjax.ranges import Count, Range
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ def _lock(out: str, verb: str) -> contextlib.AbstractContextManager:
     from nagjax.runs.lock import WriterLock
     from nagjax.runs.names import LOCK
 
-    with renamed("path", "out"):
-        folder = storage_path(out)
+    folder = storage_path(out, "out")
     if not isinstance(folder, Path):
         return contextlib.nullcontext()
     unfinished = not (folder / MANIFEST).exists() or any((folder / name).exists() for name in (PROGRESS, LOCK))

@@ -4,7 +4,7 @@ import codecs
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,7 +15,7 @@ from nagjax.data.compressed import BROKEN, OPENERS
 from nagjax.data.conversation import FIELDS, shortened, valid_unicode
 from nagjax.data.hub import HubDataset
 from nagjax.data.storage import HUB_PREFIX, RemotePath, StoragePath, files_under, reached, storage_path
-from nagjax.errors import UserError, renamed
+from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
 
 TEXT_PIECE = 1 << 15  # characters: a longer text file is cut at line ends into several documents
@@ -62,15 +62,11 @@ def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     Raises UserError for a missing path, an unknown format, or a folder with nothing readable in it.
     """
     found = []
-    for path in _paths(inputs):
+    for name in inputs:
+        path = storage_path(name, "inputs")
         with _readable(path):
             found += _files_of(path)
     return found
-
-
-def _paths(names: Iterable[str]) -> list[StoragePath]:
-    with renamed("path", "inputs"):
-        return [storage_path(name) for name in names]
 
 
 def _files_of(path: StoragePath) -> list[StoragePath]:
@@ -92,7 +88,7 @@ def _files_of(path: StoragePath) -> list[StoragePath]:
 def left_out(inputs: Inputs) -> list[str]:
     """The files in folders among the inputs that are left out of the text because of their format."""
     found = []
-    for path in _paths(name for name in as_names(inputs) if not name.startswith(HUB_PREFIX)):
+    for path in (storage_path(name, "inputs") for name in as_names(inputs) if not name.startswith(HUB_PREFIX)):
         with _readable(path):
             found += [str(file) for _, file in files_under(path) if not format_of(file)] if path.is_dir() else []
     return found

@@ -230,9 +230,7 @@ def describe_request(
         raise UserError("validation", validation, "use a share from 0 up to, not including, 1")
     if shard_tokens < 1:
         raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
-    with renamed("path", "out"):
-        folder = storage_path(out)
-    encoder = load_tokenizer(tokenizer)
+    folder, encoder = storage_path(out, "out"), load_tokenizer(tokenizer)
     if isinstance(folder, RemotePath) and folder.scheme == "hf":
         fix = "prepare it in a folder here, and upload that (hf upload OWNER/NAME FOLDER --repo-type dataset)"
         raise UserError("out", str(out), fix)

@@ -153,23 +153,23 @@ class RemotePath:
 StoragePath = Path | RemotePath
 
 
-def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
-    """A path of this machine, or the URL of an object store, in which nothing is quoted. Raises UserError for an
-    unknown store."""
+def storage_path(name: str | os.PathLike | RemotePath, field: str = "path") -> StoragePath:
+    """A path of this machine, or the URL of an object store, in which nothing is quoted. Raises UserError for
+    `field` for an unknown store."""
     if isinstance(name, RemotePath):
         return name
     if str(name).startswith(HUB_PREFIX):
         place = str(name).removeprefix(HUB_PREFIX).strip("/")
         if "/" not in place:
-            raise UserError("path", str(name), "use hub:OWNER/NAME, or hub:OWNER/NAME/FOLDER for a folder in it")
+            raise UserError(field, str(name), "use hub:OWNER/NAME, or hub:OWNER/NAME/FOLDER for a folder in it")
         return RemotePath("hf", f"datasets/{place}")
     scheme, mark, key = str(name).partition("://")
     if not mark:
         return Path(name)
     if scheme not in SCHEMES or not key.strip("/"):
-        raise UserError("path", str(name), f"use a path, or a URL of {', '.join(f'{s}://' for s in SCHEMES)}")
+        raise UserError(field, str(name), f"use a path, or a URL of {', '.join(f'{s}://' for s in SCHEMES)}")
     if scheme == "file" and not key.startswith("/"):
-        raise UserError("path", str(name), "begin the path at the root: file:///FOLDER, with three slashes")
+        raise UserError(field, str(name), "begin the path at the root: file:///FOLDER, with three slashes")
     return RemotePath(scheme, key.rstrip("/"))
 
 

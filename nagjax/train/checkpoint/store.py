@@ -108,8 +108,11 @@ class Checkpoints:
             context = ocp.Context()
             context.array.saving.min_slice_bytes_for_replica_parallel = PART
             with context:
-                writing = ocp.save_async(str(self.folder / f"{step}{self._ending}"), _parts(state), overwrite=True)
+                writing = ocp.save_async(str(self._scratch(step)), _parts(state), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
+
+    def _scratch(self, step: int) -> Path:
+        return self.folder / f"{step}{self._ending}"
 
     def _note(self, saved: Saved, facts: dict) -> None:
         """Records an evaluation that was interrupted before the save and has been completed after it."""
@@ -123,7 +126,7 @@ class Checkpoints:
         writing.result()
         stays = kept([*self._done, saved], **self._policy)
         if self._first:
-            place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{self._ending}"
+            place, scratch = self.folder / str(saved.step), self._scratch(saved.step)
             write_manifest(scratch, facts, self.owner | {"step": saved.step})
             self._check()
             scratch.rename(place)
