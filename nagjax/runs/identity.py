@@ -1,5 +1,6 @@
 """What identifies a run: its id, the settings that determine what is computed, and its corpus."""
 
+import dataclasses
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ START = "start"  # compared by the id of the run that lies there (`_starts`)
 class _Identity:
     id: str
     start: str | None = None  # the id of the run that it started from
+    start_step: int | None = None  # the step of that run whose weights it began with; None: not read yet, or not stored
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ def owner(config: RunConfig, run: str | None) -> dict:
 def found_run(folder: Path, config: RunConfig) -> dict:
     """Makes the folder that of a new run: writes its config and a new id. Returns its `owner`."""
     run, start = uuid.uuid4().hex, read_id(Path(config.start)) if config.start else None
+    before = _read_identity(folder)
+    again = start is not None and before is not None and before.start == start  # it has saved nothing so far
     write_json(folder / CONFIG, to_dict(config))
-    write_json(folder / IDENTITY, {"id": run} | ({"start": start} if start else {}))
+    _write_identity(folder, _Identity(run, start, before.start_step if again and before else None))
     return owner(config, run)
 
 
@@ -98,6 +102,23 @@ def start_of(folder: Path) -> str | None:
     return found.start if found else None
 
 
+def start_step_of(folder: Path) -> int | None:
+    """The step of the run to start from whose weights the run in `folder` began with; None if it has not begun."""
+    found = _read_identity(folder)
+    return found.start_step if found else None
+
+
+def settle_start_step(folder: Path, step: int) -> None:
+    """Stores the step whose weights the run in `folder` begins with."""
+    found = _read_identity(folder)
+    if found is not None and found.start_step != step:
+        _write_identity(folder, dataclasses.replace(found, start_step=step))
+
+
+def _write_identity(folder: Path, known: _Identity) -> None:
+    write_json(folder / IDENTITY, {name: value for name, value in vars(known).items() if value is not None})
+
+
 def _read_identity(folder: Path) -> _Identity | None:
     return read_record(_Identity, folder / IDENTITY, "run", "bring it back", others=(_Identity,))
 
@@ -107,7 +128,7 @@ def settle_id(folder: Path) -> str:
     run = read_id(folder)
     if run is None:
         run = uuid.uuid4().hex
-        write_json(folder / IDENTITY, {"id": run})
+        _write_identity(folder, _Identity(run))
     return run
 
 

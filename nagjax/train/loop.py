@@ -75,8 +75,7 @@ def train(
     Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT, SIGTERM
     or SIGHUP it saves and stops; the same signal again, two seconds later or more, ends it without saving. However a
     run stopped, the same call continues it, and the result equals, bit for bit, the parameters, optimizer state and
-    metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped. One exception: a run with `config.start`
-    that has saved nothing yet begins with the newest weights there, which are others once that run has trained on.
+    metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
 
     `fresh` deletes what a run has left in `folder` and begins anew. A model that does not fit into the devices' memory
     is an error unless `force` is set.
@@ -118,7 +117,7 @@ def train(
         if not quiet:
             announce(blueprint, title.strip(), setup.corpus)
         skipped = Skipped(folder, fresh=resumed is None)
-        begun = state_at(blueprint, checkpoints, resumed)  # may raise; checkpoints and metrics are untouched yet
+        begun = state_at(blueprint, folder, checkpoints, resumed)  # may raise; nothing is changed yet
         tokens = options.batch * config.model.context
         line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed
@@ -141,11 +140,13 @@ def train(
     return folder
 
 
-def state_at(blueprint: Blueprint, checkpoints: Checkpoints, saved: int | None) -> tuple[TrainState, int, bool]:
-    """The state in the checkpoint of step `saved`, its step, and whether an evaluation is due there; if `saved` is
-    None, the initial state."""
+def state_at(
+    blueprint: Blueprint, folder: Path, checkpoints: Checkpoints, saved: int | None
+) -> tuple[TrainState, int, bool]:
+    """The state in the checkpoint of step `saved`, its step, and whether an evaluation is due there. If `saved` is
+    None: the initial state of the run in `folder`."""
     if saved is None:
-        return begin(blueprint), 0, True
+        return begin(blueprint, folder), 0, True
     owed = not checkpoints.facts(saved).get("evaluated", True)
     return checkpoints.restore(blueprint.abstract(), saved), saved, owed
 
@@ -306,7 +307,7 @@ class Loop:
         self.skipped.add(batch)
         self.log.forget()
         del self.state  # freed before another state is read: memory may not hold two
-        self.at(*state_at(self.blueprint, self.checkpoints, target))
+        self.at(*state_at(self.blueprint, self.lock.folder, self.checkpoints, target))
         self.writers.rewind(self.done, self.owed)
         message = f"{what}: back to step {self.done}, and batch {batch} is left out"
         self.writers.write("event", self.done, message=message)

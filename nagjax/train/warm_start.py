@@ -18,6 +18,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.blueprint import Tree
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig
 from nagjax.runs.folder import read_config
+from nagjax.runs.identity import settle_start_step, start_step_of
 from nagjax.runs.names import CHECKPOINTS
 from nagjax.runs.opening import option_of, read_origin, tokenizer_of
 from nagjax.runs.weights import check_weights, read_weights
@@ -88,20 +89,28 @@ def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
         raise UserError("start", config.start, "has no checkpoint yet: train it first, or bring its checkpoints back")
     if begins:
         check_weights(Path(config.start))
+    if begins and not fresh:
+        _begun_with(config.start, folder)
 
 
-def begin(blueprint: Blueprint) -> TrainState:
+def begin(blueprint: Blueprint, own: Path | None = None) -> TrainState:
     """The state before the first step: initial values, or the parameters of the run in `config.start`. Prints a note if
     the scheme's `constrain` will change them much at the first step, as after merging adapters in nGPT, which moves the
-    matrices off the hypersphere."""
+    matrices off the hypersphere.
+
+    The step of that run whose parameters are taken is the newest, and is stored in the folder `own` of the run that
+    begins: should this one begin again, it takes the same. Raises UserError if they are gone by then."""
     if not blueprint.config.start:
         return blueprint.create()
     folder = Path(blueprint.config.start)
     config = dataclasses.replace(read_config(folder), mesh=blueprint.config.mesh)
-    newest = None  # one host takes what is intact while it reads; several agree first, for it may still be training
-    if jax.process_count() > 1:
-        newest = from_first(lambda: max(steps_saved(folder / CHECKPOINTS), default=None))
-    _, params, _, mod = read_weights(folder, config, blueprint.mesh, newest)
+    taken = from_first(lambda: _begun_with(blueprint.config.start, own))
+    if taken is None and jax.process_count() > 1:
+        # one host takes what is intact while it reads; several agree first, for it may still be training
+        taken = from_first(lambda: max(steps_saved(folder / CHECKPOINTS), default=None))
+    _, params, taken, mod = read_weights(folder, config, blueprint.mesh, taken)
+    if own is not None:
+        from_first(lambda: settle_start_step(own, taken))
     state = blueprint.create(params)._replace(mod=mod)  # adapters get their own initial values
     if blueprint.config.scheme.constrains:
         share = float(jax.jit(functools.partial(_projected_away, blueprint))(state.params))
@@ -111,6 +120,15 @@ def begin(blueprint: Blueprint) -> TrainState:
                 f"{title} projects its parameters after every step: the first changes those of {folder} by {share:.1%}"
             )
     return state
+
+
+def _begun_with(start: str, own: Path | None) -> int | None:
+    """The step of the run in `start` with whose parameters the run in `own` has begun before; None if it has not."""
+    step = start_step_of(own) if own is not None else None
+    if step is not None and step not in steps_saved(Path(start) / CHECKPOINTS):
+        fix = f"this run began with its step {step}, which is gone: bring it back, or begin with the newest by --fresh"
+        raise UserError("start", start, fix)
+    return step
 
 
 def _projected_away(blueprint: Blueprint, params: Tree) -> jax.Array:

@@ -1,5 +1,6 @@
 """Training that starts from another run's parameters."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -117,6 +118,34 @@ def test_a_run_that_has_begun_goes_on_without_the_one_it_started_from(begun, tmp
     assert comparable(tmp_path / "half" / "metrics.jsonl") == comparable(run / "metrics.jsonl")
     with pytest.raises(UserError, match="start = .*base"):
         train(config, tmp_path / "half", fresh=True)
+
+
+def test_a_run_that_has_saved_nothing_begins_again_with_the_same_weights(first, another, tmp_path):
+    """Also when the run to start from has trained on in the meantime; if it has removed them, this is an error."""
+    base = shutil.copytree(first, tmp_path / "base")
+    (base / "checkpoints" / "6").rename(tmp_path / "6")
+    (early,) = steps_saved(base / "checkpoints")
+    whole = train(another(base), tmp_path / "whole")
+
+    def stop(*_):
+        raise ZeroDivisionError
+
+    for folder in ("run", "gone"):
+        with pytest.raises(ZeroDivisionError):
+            train(another(base), tmp_path / folder, callback=stop)
+        assert not steps_saved(tmp_path / folder / "checkpoints")
+    (tmp_path / "6").rename(base / "checkpoints" / "6")
+    for repeated in (True, False):
+        with contextlib.suppress(ZeroDivisionError):
+            train(another(base), tmp_path / "run", callback=stop if repeated else None)
+    assert comparable(tmp_path / "run" / "metrics.jsonl") == comparable(whole / "metrics.jsonl")
+    shutil.rmtree(base / "checkpoints" / str(early))
+    before = contents(tmp_path / "gone")
+    with pytest.raises(UserError, match=f"start = .*base.*its step {early}, which is gone: .*--fresh"):
+        train(another(base), tmp_path / "gone")
+    assert contents(tmp_path / "gone") == before
+    train(another(base), tmp_path / "gone", fresh=True)
+    assert comparable(tmp_path / "gone" / "metrics.jsonl") != comparable(whole / "metrics.jsonl")
 
 
 def test_the_run_to_start_from_is_known_by_its_id(first, begun, tmp_path, monkeypatch):
