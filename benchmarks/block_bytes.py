@@ -24,7 +24,6 @@ from nagjax.train.abstract_step import training_step
 from pallas_kernels.hlo import parse as parse_program
 from pallas_kernels.placement import current_placement, on_shards
 
-PAGE = ROOT / "pallas_kernels" / "README.md"
 PRESET, VOCAB, DEPTH = "350M", 32768, 6
 SCHEMES, REMATS = ("nag", "plain"), ("block", "none")
 WAYS = {  # what is patched to get the plain formulas
@@ -105,5 +104,8 @@ def texts(results: list[dict]) -> dict[str, str]:
     return {"block bytes": tables.table(head, rows)}
 
 
+PAGES = {ROOT / "pallas_kernels" / "README.md": texts}
+
+
 if __name__ == "__main__":
-    main("block_bytes", CASES, measured, PAGE, texts)
+    main("block_bytes", CASES, measured, PAGES)

@@ -1,5 +1,5 @@
 """Figures of compiled programs, one case at a time. Cases that a result file lacks are compiled, each in its own
-process, and then the tables of a page are rewritten."""
+process, and then the tables of the pages are rewritten."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from pallas_kernels.aot.targets import compilers_environment
 from pallas_kernels.origin import commit, now
 
 ROOT = Path(__file__).parents[1]
-MINUTES = 15  # for one case
+MINUTES = 20  # for one case
 
 
 def results_of(name: str) -> Path:
@@ -26,11 +26,11 @@ def main(
     name: str,
     cases: Sequence[tuple[str, ...]],
     measured: Callable[..., dict],
-    page: Path,
-    texts: Callable[[list[dict]], Mapping[str, str]],
+    pages: Mapping[Path, Callable[[list[dict]], Mapping[str, str]]],
 ) -> None:
     """The command line of the benchmark `benchmarks.NAME`. `measured(*case)` returns the figures of a case, which go to
-    results/NAME.json. `texts` returns, by name, the text between each pair of the page's marks."""
+    results/NAME.json. Each page has a function of all results that returns, by name, the text between each pair of the
+    page's marks."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--fresh", action="store_true", help="compile everything again")
     parser.add_argument("--case", nargs=len(cases[0]), help="print the figures of this one")
@@ -50,9 +50,10 @@ def main(
         figures = json.loads(done.stdout.splitlines()[-1])
         made = {"jax": jax.__version__, "commit": commit(), "date": now()}
         known[case] = {"case": list(case), **figures, **made}
-        print(*case, figures, flush=True)
+        print(*case, flush=True)
         path.write_text(json.dumps(_in_order(known, cases), indent=1) + "\n")
-    page.write_text(tables.inserted(page.read_text(), texts(_in_order(known, cases))))
+    for page, texts in pages.items():
+        page.write_text(tables.inserted(page.read_text(), texts(_in_order(known, cases))))
 
 
 def _in_order(known: Mapping[tuple[str, ...], dict], cases: Sequence[tuple[str, ...]]) -> list[dict]:

@@ -18,7 +18,6 @@ from nagjax.plan.compile import plan
 from nagjax.plan.order import filled
 from nagjax.plan.topology import parse
 
-PAGE = ROOT / "experiments" / "README.md"
 VOCAB = 257  # bytes
 CASES = [  # topology, width, blocks, context, sequences per step, remat
     ("h200x1", "128", "1000", "256", "64", "block"),
@@ -72,5 +71,8 @@ def texts(results: list[dict]) -> dict[str, str]:
     return {"costs": tables.table(head, rows)}
 
 
+PAGES = {ROOT / "experiments" / "README.md": texts}
+
+
 if __name__ == "__main__":
-    main("experiment_costs", CASES, measured, PAGE, texts)
+    main("experiment_costs", CASES, measured, PAGES)

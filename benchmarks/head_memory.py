@@ -15,7 +15,6 @@ from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
 from nagjax.train.abstract_step import training_step
 from pallas_kernels.origin import processor
 
-PAGE = ROOT / "docs" / "memory.md"
 DEPTH, WIDTH, CONTEXT = 4, 256, 1024
 CASES = [("32768", "8"), ("131072", "4"), ("131072", "8"), ("131072", "16")]  # vocabulary, sequences
 
@@ -44,5 +43,8 @@ def texts(results: list[dict]) -> dict[str, str]:
     return {"head memory": tables.table(head, rows)}
 
 
+PAGES = {ROOT / "docs" / "memory.md": texts}
+
+
 if __name__ == "__main__":
-    main("head_memory", CASES, measured, PAGE, texts)
+    main("head_memory", CASES, measured, PAGES)

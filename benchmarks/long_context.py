@@ -15,7 +15,6 @@ from nagjax import cli
 from nagjax.plan.units import gigabytes, milliseconds, scaled
 from nagjax.train.head_loss import chunk_tokens
 
-PAGE = ROOT / "docs" / "memory.md"
 COMMON = "--preset 350M --vocab 131072"
 # No slice has fewer than four v5p, so each of the four gets a whole copy of the model's state and one sequence.
 V5P = ("v5p:2x2x1", "--context 32768 --batch 4 --mesh.data 4 --remat block")
@@ -77,5 +76,8 @@ def _way(one: dict) -> tuple[str, str, str]:
     return f"{one['sequences']} x {one['context']:,}", one["attention"], one["remat"]
 
 
+PAGES = {ROOT / "docs" / "memory.md": texts}
+
+
 if __name__ == "__main__":
-    main("long_context", CASES, measured, PAGE, texts)
+    main("long_context", CASES, measured, PAGES)

@@ -4,12 +4,8 @@ Compiles what benchmarks/results/plan.json does not hold yet, then writes the ta
 from it.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 from benchmarks import plan_tables as tables
-from nagjax.errors import UserError
+from benchmarks.compiled import MINUTES, ROOT, main
 from nagjax.options import read_options
 from nagjax.plan.bill import bill
 from nagjax.plan.compile import bounds, plan
@@ -17,9 +13,7 @@ from nagjax.plan.order import filled
 from nagjax.plan.report import report
 from nagjax.plan.topology import parse
 
-ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results" / "plan.json", ROOT / "docs"
-MINUTES, VOCAB = 20, 32768
+VOCAB = 32768
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv:2203.15556
 
 STANDARD = [
@@ -41,18 +35,14 @@ STANDARD = [
 REMAT = [("1B", "v5p:2x2x2", policy) for policy in ("none", "dots", "block", "offload")]
 ASKED, TYPE = ("150M", "v5e:4x4", "block"), "v5e-16"  # plan whose bill is quoted, its name at Google Cloud
 TOKENS, DOLLARS_PER_HOUR = 3e9, 1.2  # of the quoted bill; the price is an example
-ORDERS = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
+CASES = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
 
 
-def one(preset: str, topology_name: str, remat: str) -> dict:
+def measured(preset: str, topology_name: str, remat: str) -> dict:
     topology = parse(topology_name)
     config = read_options({"preset": preset, "remat": remat}).config()
     config = filled(config, topology, VOCAB, batch_given=False, mesh_given=False)
     return {"label": preset} | plan(config, topology, seconds=60 * MINUTES)
-
-
-def key(result: dict) -> tuple[str, str, str]:
-    return result["label"], result["topology"], result["config"]["model"]["remat"]
 
 
 def quoted(result: dict) -> str:
@@ -66,42 +56,27 @@ def quoted(result: dict) -> str:
     return "\n".join(["```text", f"$ {command}", "...", *lines[end:], "```"])
 
 
-def write_tables(results: list[dict]) -> None:
-    by_key = {key(result): result for result in results}
-    standard = [by_key[*pair, "block"] for pair in STANDARD if (*pair, "block") in by_key]
-    rented = [result for result in standard if parse(result["topology"]).chip.platform == "tpu"]
-    found = {
-        "plan.md": {
-            "standard": tables.standard(standard),
-            "remat": tables.remat(by_key[order] for order in REMAT if order in by_key),
-        },
-        "tpu_vms.md": {"bill": tables.bills(rented, TOKENS_PER_PARAMETER)},
-    }
-    if ASKED in by_key:
-        found["tpu_vms.md"]["cost"] = quoted(by_key[ASKED])
-    for page, texts in found.items():
-        path = DOCS / page
-        path.write_text(tables.inserted(path.read_text(), texts))
+def of_plans(results: list[dict]) -> dict[str, str]:
+    return {"standard": tables.standard(_standard(results)), "remat": tables.remat(_of(results, REMAT))}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--fresh", action="store_true", help="compile everything again")
-    known = [] if arguments.parse_args().fresh or not RESULTS.exists() else json.loads(RESULTS.read_text())
-    results = [result for result in known if key(result) in ORDERS]
-    for order in ORDERS:
-        if order in map(key, results):
-            continue
-        try:
-            results.append(one(*order))
-        except UserError as error:
-            print(*order, error, flush=True)
-            continue
-        print(*order, "fits" if results[-1]["fits"] else "does not fit", flush=True)
-        results.sort(key=lambda result: ORDERS.index(key(result)))
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    write_tables(results)
+def of_bills(results: list[dict]) -> dict[str, str]:
+    rented = [one for one in _standard(results) if parse(one["topology"]).chip.platform == "tpu"]
+    (asked,) = _of(results, [ASKED])
+    return {"bill": tables.bills(rented, TOKENS_PER_PARAMETER), "cost": quoted(asked)}
+
+
+def _standard(results: list[dict]) -> list[dict]:
+    return _of(results, [(*pair, "block") for pair in STANDARD])
+
+
+def _of(results: list[dict], cases: list[tuple[str, str, str]]) -> list[dict]:
+    by_case = {tuple(one["case"]): one for one in results}
+    return [by_case[case] for case in cases]
+
+
+PAGES = {ROOT / "docs" / "plan.md": of_plans, ROOT / "docs" / "tpu_vms.md": of_bills}
 
 
 if __name__ == "__main__":
-    main()
+    main("plan", CASES, measured, PAGES)

@@ -1,12 +1,13 @@
 """Tables of compiled programs: they are those of their results, and say what they were made for."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import block_bytes, experiment_costs, head_memory, library_kernels, long_context
+from benchmarks import block_bytes, experiment_costs, head_memory, library_kernels, long_context, plan
 from benchmarks import plan_tables as tables
 from benchmarks.compiled import results_of
 from benchmarks.library_choices import Figures
@@ -16,23 +17,23 @@ def results(name):
     return json.loads(results_of(name).read_text())
 
 
-ALL = block_bytes, experiment_costs, head_memory, library_kernels, long_context
+ALL = block_bytes, experiment_costs, head_memory, library_kernels, long_context, plan
 MADE = {made.__name__.rpartition(".")[2]: made for made in ALL}
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_tables_are_those_of_the_results(name):
     made, found = MADE[name], results(name)
-    page = made.PAGE.read_text()
     assert [tuple(one["case"]) for one in found] == made.CASES
-    assert page == tables.inserted(page, made.texts(found))
+    for page, texts in made.PAGES.items():
+        assert page.read_text() == tables.inserted(page.read_text(), texts(found))
 
 
 def test_the_large_sizes_of_all_experiments_fit_the_time_they_are_meant_for():
     """By the plans of compiled steps, all of which fit their machine."""
     found = results("experiment_costs")
     assert all(one["fits"] and 0 < one["highest_mfu"] < 1 for one in found)
-    page = experiment_costs.PAGE.read_text()  # whose table is that of the results: see above
+    (page,) = map(Path.read_text, experiment_costs.PAGES)  # whose table is that of the results: see above
     table = page.split("<!-- costs -->")[1].strip().splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     for name, size, *_, hours in rows:

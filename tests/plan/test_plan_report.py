@@ -1,17 +1,12 @@
 """What is printed, and the tables of the documentation."""
 
-import importlib.util
-import json
 import re
-from pathlib import Path
 
 import pytest
 
 from benchmarks import plan_tables as tables
 from nagjax.plan.report import report
 from nagjax.plan.units import gigabytes, milliseconds, scaled
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_fitting_plan_shows_everything(fitting):
@@ -60,17 +55,3 @@ def test_a_table_goes_between_its_marks():
     assert tables.insert(document, "x", "new") == "a\n<!-- x -->\nnew\n<!-- x -->\nb\n"
     with pytest.raises(ValueError, match="mark"):
         tables.insert("nothing", "x", "new")
-
-
-def test_the_documented_tables_are_those_of_the_results(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmarks_plan", ROOT / "benchmarks" / "plan.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    pages = {page: (program.DOCS / page).read_text() for page in ("plan.md", "tpu_vms.md")}
-    for page, text in pages.items():
-        (tmp_path / page).write_text(text)
-    monkeypatch.setattr(program, "DOCS", tmp_path)
-    results = json.loads(program.RESULTS.read_text())
-    program.write_tables(results)
-    assert {page: (tmp_path / page).read_text() for page in pages} == pages
-    assert set(map(program.key, results)) == set(program.ORDERS)
