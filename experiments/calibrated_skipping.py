@@ -45,6 +45,7 @@ from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter, choose
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Natural
 from nagjax.report.curve import text_batches
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
@@ -79,12 +80,12 @@ CURVES = {  # by kind of run
 class Settings:
     """Steps are those of the dense NAG model; they set the budget of all runs."""
 
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: int
-    seeds: int
+    depth: Count
+    width: Count
+    context: Count
+    batch: Count
+    steps: Count
+    seeds: Natural
     kinds: tuple[str, ...] = (
         "nag",
         "plain",
@@ -93,7 +94,7 @@ class Settings:
     )  # of models: dense ones, trained with skipping, and with fewer blocks
     rate: float = 0.25  # of the routed runs' training
     fewer: tuple[float, ...] = (0.75,)  # shares of the blocks that short runs have
-    eval_batches: int = 12
+    eval_batches: Count = 12
     data: str = "stdlib"  # or a folder made by nagjax data prepare
 
 

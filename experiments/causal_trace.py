@@ -58,7 +58,7 @@ from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.looks import MODELS, Look, looks, named_corpus, rounded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval
-from experiments.harness.verdicts import signed, within
+from experiments.harness.verdicts import few, signed, within
 from nagjax.data import DataConfig, Dataset
 from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
@@ -67,31 +67,33 @@ from nagjax.interop.load import load
 from nagjax.measure.causal_trace import handover, last_logits, trace, trace_text
 from nagjax.measure.cuts import forward_options
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Natural, Positive
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import OpenRun
 
+SCHEMES = ("plain", "lns", "nag")
 READ = 64  # windows read at once
 ALONE = "one model of each scheme, one seed: intervals are over its prompts"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: int
-    seeds: int
-    schemes: tuple[str, ...] = ("plain", "lns", "nag")
-    prompts: int = 24  # of each model, at most
-    each: int = 64  # windows of a document that are read, at most
-    window: int = 48  # tokens of a prompt
-    gap: int = 8  # tokens from the subject's last one to the prompt's end, at least
+    depth: Count
+    width: Count
+    context: Count
+    batch: Count
+    steps: Count
+    seeds: Natural
+    schemes: tuple[str, ...] = SCHEMES
+    prompts: Count = 24  # of each model, at most
+    each: Count = 64  # windows of a document that are read, at most
+    window: Count = 48  # tokens of a prompt
+    gap: Natural = 8  # tokens from the subject's last one to the prompt's end, at least
     sure: float = 0.5  # p of the answer, at least
     drop: float = 0.2  # what the noise takes off it, at least
-    noise: float = 3.0  # standard deviations of the embedding
-    draws: int = 10  # of the noise
+    noise: Positive = 3.0  # standard deviations of the embedding
+    draws: Count = 10  # of the noise
     runs: tuple[str, ...] = ()  # models to look at instead of training any
     data: str = STDLIB  # or a folder made by nagjax data prepare; for `runs` their own corpus unless it is a folder
     prompt: str = ""  # to trace instead of prompts from the text, in the models of `runs`
@@ -282,16 +284,18 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     measured = "indirect effects, of the subject's last token early minus late, and of the prompt's late minus early: "
     measured += ", ".join(text)
     crossed = [f"{scheme} {_share(crossing(models))}" for scheme, models in found.items()]
-    alone = [ALONE] if settings.runs else []
+    reasons = [ALONE] if settings.runs else [f"without {own}" for own in SCHEMES if own not in settings.schemes]
+    for scheme in () if settings.runs else settings.schemes:
+        reasons += few(len(found.get(scheme, ())), f"models of {scheme} with prompts")
     checks = [(one, (0.0, math.inf)) for own in parts.values() for one in own]
     return Summary(
         f"{measured}; the last token's is above the subject's from this share of the depth on: {', '.join(crossed)}"
         if found
         else "no prompt was found",
-        "undecided" if alone or not found else within(checks),
+        "undecided" if reasons or not found else within(checks),
         rows,
         headline=f"the last token takes over at {', '.join(crossed)} of the depth" if crossed else "",
-        reasons=alone,
+        reasons=reasons,
     )
 
 

@@ -28,6 +28,7 @@ from experiments.harness.statistics import mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Natural, Positive
 from nagjax.residual import find_scheme
 from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 
@@ -37,21 +38,21 @@ PLAIN, NAG = "plain", "nag"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depths: tuple[int, ...]  # blocks
-    width: int
-    batch: int
-    steps: int
-    seeds: int
-    nodes: int = 16  # pointers: tokens of the permutation
-    hops: int = 8  # pointers: answers of a question, the h-th of them h hops from its start
-    letters: int = 24  # S5 words
+    depths: tuple[Count, ...]  # blocks
+    width: Count
+    batch: Count
+    steps: Count
+    seeds: Natural
+    nodes: Count = 16  # pointers: tokens of the permutation
+    hops: Count = 8  # pointers: answers of a question, the h-th of them h hops from its start
+    letters: Count = 24  # S5 words
     puzzles: tuple[str, ...] = (
         Pointers.name,
         Words.name,
     )  # pointers: follow a permutation; S5 words: multiply permutations
     schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
-    lr: float | None = None  # None: each scheme's default
-    test_batches: int = 16
+    lr: Positive | None = None  # None: each scheme's default
+    test_batches: Count = 16
 
 
 SIZES = {

@@ -32,11 +32,11 @@ from experiments.harness.jobs import Job, Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.searching import Confirmation, Space, best, drawn, options_text
 from experiments.harness.statistics import mean_interval
-from experiments.harness.verdicts import Gap, ahead_of_all
+from experiments.harness.verdicts import UNTUNED, Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
-from nagjax.ranges import Positive
+from nagjax.ranges import Count, Natural, Positive
 from nagjax.residual import Scheme, register
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
@@ -84,15 +84,15 @@ PLAIN, JUDGED = "plain", "nag"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: int
-    trials: int  # of each scheme
-    seeds: int  # of the confirmation
+    depth: Count
+    width: Count
+    context: Count
+    batch: Count
+    steps: Count
+    trials: Count  # of each scheme
+    seeds: Natural  # of the confirmation
     schemes: tuple[str, ...] = tuple(SPACES)
-    eval_batches: int = 24
+    eval_batches: Count = 24
     data: str = "stdlib"  # or a folder made by nagjax data prepare
 
 
@@ -164,6 +164,13 @@ def _edges(settings: Settings, records: Sequence[Record]) -> list[str]:
     return [scheme for scheme, trial in found.items() if trial and trial.labels["options"]["rate"] in ends]
 
 
+def _astray(records: Sequence[Record], scheme: str) -> bool:
+    """Whether a run with a fresh seed is not of the trial that is the best of these."""
+    found = best(_part(records, scheme, "trial"))
+    confirmed = {record.metrics.get("trial") for record in _part(records, scheme, "confirmation")} - {None}
+    return found is not None and not confirmed <= {found.name}
+
+
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     fresh = {scheme: _confirmed(records, scheme) for scheme in settings.schemes}
     table, told = [], []
@@ -187,7 +194,12 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     plain = gaps.get(PLAIN)
     found = f"plain minus NAG: {plain} nats" if plain else ""
     details = {"at_the_grid_edge": _edges(settings, records)}
-    return Summary(head + "; ".join(told), ahead_of_all([plain] if plain else []), table, details, found)
+    reasons = [UNTUNED] if settings.trials < 2 else []
+    reasons += [
+        f"{scheme} has runs of another trial than its best" for scheme in settings.schemes if _astray(records, scheme)
+    ]
+    verdict = "undecided" if reasons else ahead_of_all([plain] if plain else [])
+    return Summary(head + "; ".join(told), verdict, table, details, found, reasons)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

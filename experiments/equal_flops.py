@@ -37,7 +37,9 @@ SIZES = {
     "h200": Settings(crossed((16, 64), 256, 512, 4, 1024), 5, match="flops", eval_batches=128),
     "paper": Settings(crossed((16, 64), 512, 1024, 64, 4096), 5, match="flops", eval_batches=80),
 }
-COMPARISON = Comparison(ARMS, Lowest(JUDGED), "Three arms at equal training FLOPs, each at its best learning rate")
+COMPARISON = Comparison(
+    ARMS, Lowest(JUDGED), "Three arms at equal training FLOPs, each at its best learning rate", match="flops"
+)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ COMPARISON = Comparison(
     ARMS,
     Lowest(JUDGED, (RIVAL,)),
     "NAG from 1/l and pre-norm ReZero at equal training FLOPs, each at its best learning rate",
+    match="flops",
 )
 
 

@@ -29,7 +29,10 @@ SIZES = {
     "paper": Settings(crossed((64,), 512, 1024, 64, 8192, 16_384), 5, match="flops", eval_batches=80),
 }
 COMPARISON = Comparison(
-    ARMS, Lowest(JUDGED), "NAG from 1/l and plain at equal training FLOPs, by tokens, each at its best learning rate"
+    ARMS,
+    Lowest(JUDGED),
+    "NAG from 1/l and plain at equal training FLOPs, by tokens, each at its best learning rate",
+    match="flops",
 )
 
 

@@ -35,7 +35,9 @@ SIZES = {
     "h200": Settings(preset("60M", 8, 512), 5, match="flops"),
     "paper": Settings(preset("150M", 64, 4000), 5, match="flops"),
 }
-COMPARISON = Comparison(ARMS, Lowest("nag-experts", ("nag",)), "Mixture-of-Experts at equal training FLOPs")
+COMPARISON = Comparison(
+    ARMS, Lowest("nag-experts", ("nag",)), "Mixture-of-Experts at equal training FLOPs", match="flops"
+)
 
 
 if __name__ == "__main__":

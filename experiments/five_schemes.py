@@ -7,7 +7,7 @@ Expected: NAG ahead of its nearest rival by 0.014 nats at 16 blocks and 1M token
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
 Time: smoke 30 s; cpu five hours, after --reuse of what tokens_and_depth has; resumable; h200 and paper not measured
 Command: nice python -m experiments.five_schemes --reuse tokens_and_depth.arms tokens_and_depth.longer --processes 2
-Known: cpu: all losses at 16 blocks and 1M tokens, on these seeds, and plain's at 2.1M
+Known: cpu: all losses at 16 blocks and 1M tokens, on these seeds, and those of plain and NAG at 2.1M
 
 Plain has its scaled start; each scheme is at its best rate for each shape. Losses that were known before the claim
 count with the rest, because a claim to be the lowest at every shape needs every shape. Runs above the 4-gram table of

@@ -56,6 +56,7 @@ from nagjax.measure import angles, norms
 from nagjax.measure.cuts import Cutter, forward_options
 from nagjax.measure.interventions import residual, through
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Natural
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import OpenRun
@@ -72,14 +73,14 @@ NEAR_ONE = (0.75, 1.25)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depths: tuple[int, ...]
-    width: int
-    context: int
-    batch: int
-    steps: int
-    seeds: int
+    depths: tuple[Count, ...]
+    width: Count
+    context: Count
+    batch: Count
+    steps: Count
+    seeds: Natural
     schemes: tuple[str, ...] = (PLAIN, "lns", "nag")
-    eval_batches: int = 4  # those looked at
+    eval_batches: Count = 4  # those looked at
     runs: tuple[str, ...] = ()  # models to look at instead
     data: str = STDLIB  # or a folder made by nagjax data prepare; for `runs` their own corpus unless it is a folder
 

@@ -19,7 +19,8 @@ grid is marked. An exponent is the slope of log test loss over log depth, per te
 those teachers. Sizes below paper train for far fewer steps with higher rates: there the deepest students are the least
 converged, which lowers all exponents. The claim is not supported also where the interval of the difference, paired by
 teacher, lies within a quarter of 0. It is undecided with fewer than five teachers that count, where an exponent moves
-by 0.1 or more as the steps double, or a best rate is at the edge of the grid.
+by 0.1 or more as the steps double, a best rate is at the edge of the grid, rates are not tuned, or a student diverged
+at every rate on the first teacher, or on another one at the rate chosen.
 """
 
 import dataclasses
@@ -32,11 +33,13 @@ from matplotlib.figure import Figure
 from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Record
 from experiments.harness.results import Summary
+from experiments.harness.settings import check_ascending
 from experiments.harness.statistics import Interval, mean_interval, paired_interval, power_law
 from experiments.harness.students import KINDS
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
-from experiments.harness.verdicts import few, unsettled
+from experiments.harness.verdicts import UNTUNED, few, unsettled
 from nagjax.errors import UserError
+from nagjax.ranges import Count, Positive
 
 ORDINARY, JUDGED = "ordinary", "nag"
 INDEPENDENT = "independent"
@@ -45,13 +48,13 @@ STAYS = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depths: tuple[int, ...]  # blocks of the students
-    teachers: int  # networks to learn, each with students of its own; rates are chosen on the first
-    batch: int
-    steps: int
-    faster: float  # factor on the paper's learning rates
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # on top of it
-    test_batches: int = 10
+    depths: tuple[Count, ...]  # blocks of the students
+    teachers: Count  # networks to learn, each with students of its own; rates are chosen on the first
+    batch: Count
+    steps: Count
+    faster: Positive  # factor on the paper's learning rates
+    factors: tuple[Positive, ...] = (0.5, 1.0, 2.0)  # on top of it
+    test_batches: Count = 10
     students: tuple[str, ...] = (ORDINARY, "lns", JUDGED)  # schemes
     regimes: tuple[str, ...] = (
         INDEPENDENT,
@@ -72,6 +75,7 @@ def plan(settings: Settings) -> list[ToyTraining]:
     for field, known in (("regimes", fitting), ("students", list(KINDS))):
         if unknown := set(getattr(settings, field)) - set(known):
             raise UserError(field, sorted(unknown), f"known: {', '.join(known)}")
+    check_ascending("factors", settings.factors)
     if settings.teachers < 2:
         raise UserError("teachers", settings.teachers, "give at least 2: rates are chosen on the first")
     if "midpoint" in settings.students and any(depth % 2 for depth in settings.depths):
@@ -112,18 +116,18 @@ class Tuned:
 
 
 def tuned(losses: Float[np.ndarray, "teachers factors"], factors: Sequence[float]) -> Tuned | None:
-    """At the factor of lowest loss on the first teacher among those at which no student diverged; None where there is
-    none."""
-    sound = np.flatnonzero(np.isfinite(losses).all(axis=0))
-    if not sound.size:
+    """At the factor of lowest loss on the first teacher; None if a student diverged there, or the first teacher's did
+    at every factor."""
+    sound = np.flatnonzero(np.isfinite(losses[0]))
+    best = min(sound, key=lambda at: (losses[0, at], factors[at]), default=None)
+    if best is None or not np.isfinite(losses[:, best]).all():
         return None
-    best = min(sound, key=lambda at: (losses[0, at], factors[at]))
     edge = len(factors) > 1 and factors[best] in (min(factors), max(factors))
     return Tuned(factors[best], edge, dict(enumerate(losses[1:, best].tolist(), start=1)))
 
 
 def by_depth(settings: Settings, record: Record) -> dict[int, Tuned]:
-    """The students of a job at their best rates; without the depths at which all diverged."""
+    """The students of a job at their best rates; without the depths at which one diverged."""
     losses = record.metrics["losses"].items()
     found = {int(depth): tuned(np.array(own, float), settings.factors) for depth, own in losses}
     return {depth: own for depth, own in found.items() if own is not None}
@@ -138,7 +142,7 @@ def exponents(found: dict[int, Tuned]) -> dict[int, float]:
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
-    rows, found, edges, before = [], {}, [], {}
+    rows, found, edges, lost, before = [], {}, [], [], {}
     for record in records:
         if record.labels.get("half"):
             before[record.labels["student"]] = exponents(by_depth(settings, record))
@@ -151,6 +155,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         rates = ", ".join(f"{one.factor:g}{' (edge)' if one.edge else ''}" for one in best.values())
         rows.append({"teachers": regime, "students": kind, "exponent": _text(own)} | shown | {"lr x": rates})
         edges += [f"{regime}-{kind}-{depth}" for depth, one in best.items() if one.edge]
+        lost += [f"{kind} of {depth}" for depth in settings.depths if regime == INDEPENDENT and depth not in best]
     told = [
         f"{regime}: {', '.join(f'{kind} {_text(own)}' for kind, own in kinds.items())}"
         for regime, kinds in found.items()
@@ -159,6 +164,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     judged = [kind for kind in (ORDINARY, JUDGED) if own.get(kind)]
     counted = settings.teachers - 1
     reasons = few(counted, "teachers")
+    reasons += [UNTUNED] if len(settings.factors) == 1 else []
+    reasons += [f"diverged: {', '.join(lost)} blocks"] if lost else []
     reasons += [why for kind in judged if (why := unsettled(kind, _mean(own[kind]), _mean(before.get(kind))))]
     judging = [edge for edge in edges if edge.startswith(f"{INDEPENDENT}-")]
     reasons += [f"best rate at the grid's edge: {', '.join(judging)}"] if judging else []
@@ -188,17 +195,15 @@ def _text(own: dict[int, float]) -> str:
 
 
 def verdict(ordinary: dict[int, float], judged: dict[int, float]) -> str:
-    """On exponents by teacher. Supported: the interval lies above that of ordinary students. Not supported: below it,
-    or on the same teachers the two hardly differ."""
+    """On exponents by teacher. Not supported: the interval lies below that of ordinary students, or the two hardly
+    differ on the same teachers. Supported: above it."""
     if not ordinary or not judged:
         return "undecided"
     a, b = (mean_interval(list(own.values())) for own in (ordinary, judged))
     gap: Interval = paired_interval(judged, ordinary)
-    if b.low > a.high:
-        return "supported"
     if b.high < a.low or (-STAYS < gap.low and gap.high < STAYS):
         return "not supported"
-    return "undecided"
+    return "supported" if b.low > a.high else "undecided"
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

@@ -33,6 +33,7 @@ from experiments.harness.statistics import Interval, mean_interval, power_law
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
 from experiments.harness.verdicts import few, unsettled, within
 from nagjax.errors import UserError
+from nagjax.ranges import Count, Positive
 
 NEAR_ONE, NEAR_THREE = (0.5, 1.5), (2.0, 4.0)
 JUDGED = ("independent", "tied")  # regimes without logits, where nothing but the teacher differs
@@ -40,13 +41,13 @@ JUDGED = ("independent", "tied")  # regimes without logits, where nothing but th
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depths: tuple[int, ...]  # blocks of the students, even for Runge-Kutta
-    temperatures: tuple[float, ...]  # of the regimes with logits
-    teachers: int  # networks to learn, each with students of its own
-    batch: int
-    steps: int
-    test_batches: int = 10
-    faster: float = 1.0  # factor on the paper's learning rates
+    depths: tuple[Count, ...]  # blocks of the students, even for Runge-Kutta
+    temperatures: tuple[Positive, ...]  # of the regimes with logits
+    teachers: Count  # networks to learn, each with students of its own
+    batch: Count
+    steps: Count
+    test_batches: Count = 10
+    faster: Positive = 1.0  # factor on the paper's learning rates
     regimes: tuple[str, ...] = tuple(REGIMES)  # which weights, loss and kind of student
 
 

@@ -56,6 +56,7 @@ COMPARISON = TimedComparison(
     ARMS,
     Matches("nag", ("nag-20%", "nag-25%"), margin=0.005),
     "Mixture-of-Depths at equal training FLOPs",
+    match="flops",
     measures=COMMON
     | {
         "realised": Measure("rate realised", lambda run: run["mod_rate"]),

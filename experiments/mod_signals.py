@@ -42,13 +42,14 @@ from matplotlib.ticker import PercentFormatter
 from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
-from experiments.harness.settings import brief
+from experiments.harness.settings import brief, check_ascending
 from experiments.harness.signals import Signals
 from experiments.harness.skipping import LINEAR, Point, on_curve, on_every_curve
 from experiments.harness.statistics import mean_interval
 from experiments.harness.verdicts import Gap
 from nagjax.data import DataConfig
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Natural
 from nagjax.report.curve import text_batches
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
@@ -74,14 +75,14 @@ RIVALS = ("angle", "angle_tokens", "learned_tokens")  # of the fitted squared ga
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: tuple[int, ...]  # of the runs, ascending; the claim is about the longest
-    seeds: int
-    fitted: int = 16  # batches of training text that gains are averaged over and fitted on
-    eval_batches: int = 12
+    depth: Count
+    width: Count
+    context: Count
+    batch: Count
+    steps: tuple[Count, ...]  # of the runs, ascending; the claim is about the longest
+    seeds: Natural
+    fitted: Count = 16  # batches of training text that gains are averaged over and fitted on
+    eval_batches: Count = 12
     data: str = "stdlib"  # or a folder made by nagjax data prepare
 
 
@@ -94,6 +95,7 @@ SIZES = {
 
 
 def plan(settings: Settings) -> list[Training]:
+    check_ascending("steps", settings.steps)
     return [
         Training(
             f"{steps}-s{seed}",

@@ -36,12 +36,15 @@ from experiments.harness.verdicts import LEVEL, barred, holm
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Positive
 from nagjax.residual import find_scheme
 from nagjax.runs.config import OptimizerConfig, RunConfig
 
 COLUMNS = ("size", "variant", "seed", "val_loss")
 RELEASED = {"review_neutral": "review", "standard": "plain"}  # the table's names for our schemes
 MATCHES = ("parameters", "FLOPs", "time")
+CLAIMED = ("review", "highway", "plain")
+LARGE = ("590M", "1B")  # the paper's sizes that the claim is about
 MARKERS = {"parameters": "o", "FLOPs": "s", "time": "^"}
 
 Shape = tuple[str, int, int, int, int, int]  # name, width, blocks, heads, steps, seeds
@@ -50,10 +53,10 @@ Shape = tuple[str, int, int, int, int, int]  # name, width, blocks, heads, steps
 @dataclasses.dataclass(frozen=True)
 class Settings:
     shapes: tuple[Shape, ...] = ()
-    context: int = 256
-    batch: int = 64
-    lr: float | None = 2e-4  # None: each scheme's default
-    eval_batches: int = 64
+    context: Count = 256
+    batch: Count = 64
+    lr: Positive | None = 2e-4  # None: each scheme's default
+    eval_batches: Count = 64
     baselines: tuple[str, ...] = ("highway", "plain")  # schemes that Review is compared with
     matches: tuple[str, ...] = MATCHES  # in what the two are equal
     data: str = "stdlib"  # or a folder made by nagjax data prepare; the paper's is TinyStories with GPT-2's BPE
@@ -187,7 +190,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
             if variant != "review" and min(len(own), len(review)) > 1:
                 test = welch(list(own.values()), list(review.values()))
                 row |= {"t": round(test.t, 2), "p": round(test.p, 4)}
-                row["minus review, by seed"] = str(paired_interval(own, review))
+                if own.keys() & review.keys():
+                    row["minus review, by seed"] = str(paired_interval(own, review))
             rows.append(row)
         here = [row for row in rows if row["size"] == size]
         means = ", ".join(f"{row['variant']} {row['mean loss']:.4f}" for row in here)
@@ -204,7 +208,10 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         verdict = "not supported"
     reasons = []
     if settings.csv:  # what is trained here `evidence.concluded` bars
-        reasons = barred(min(map(len, found[list(found)[-1]].values())), [], None, tuned=True)
+        largest = list(found)[-1]
+        reasons = barred(min(map(len, found[largest].values())), [], None, tuned=True)
+        reasons += [f"without {variant}" for variant in CLAIMED if variant not in found[largest]]
+        reasons += [f"{largest} is not among {', '.join(LARGE)}"] if largest not in LARGE else []
         verdict = "undecided" if reasons else verdict
     least = min(last, key=lambda row: row["t"], default=None)
     head = f"{least['variant']} minus Review at {least['size']}: {least['minus review, by seed']}" if least else ""

@@ -10,6 +10,7 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 15 s; with --processes 2, estimated: cpu three hours, longer (16 blocks, 1M tokens) two; h200 and paper not
   measured
 Command: nice python -m experiments.rezero_factors --processes 2
+Known: longer: the runs of the unchanged scheme, which are those of tokens_and_depth, size arms
 
 The changed arms are `experiments.harness.rezero_variants`: gates that start at 1/sqrt(blocks); gates at a twelfth of
 the matrices' learning rate (as in NAG); a normalised head; norms with gains; a gate per feature; a centred residual;

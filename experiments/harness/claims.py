@@ -10,7 +10,7 @@ import numpy as np
 from experiments.harness.outcome import Outcome
 from experiments.harness.settings import Shape
 from experiments.harness.statistics import Interval, mean_interval
-from experiments.harness.verdicts import Gap, Verdict, ahead_of_all, both, same_sign, sides, signed, within
+from experiments.harness.verdicts import LEVEL, Gap, Verdict, ahead_of_all, both, same_sign, sides, signed, within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,8 @@ class Lead(Against):
 
 @dataclasses.dataclass(frozen=True)
 class Matches(Claim):
-    """The arms' losses exceed the judged arm's by at most `margin`, as a share of it, at every shape."""
+    """The arms' losses exceed the judged arm's by at most `margin`, as a share of it, at every shape. An arm with a
+    divergence does not match; by rule 3 it takes several until that is more than chance."""
 
     arms: tuple[str, ...]
     margin: float
@@ -171,7 +172,7 @@ class Matches(Claim):
         gaps = [(outcome.gap(arm, self.judged, shape), shape) for shape in outcome.shapes for arm in own]
         worst = max(gaps, key=lambda pair: pair[0].middle)[0]
         head = f"{worst.name} minus {self.judged}: {outcome.gap_text(worst)} nats"
-        if any(math.inf in gap.values.values() for gap, _ in gaps):  # an arm diverged where the judged one did not
+        if any(gap.won > gap.lost and gap.p_of_counts < LEVEL for gap, _ in gaps):
             return Decision("not supported", head, outcome.ranking())
         limit = lambda shape: self.margin * outcome.loss(self.judged, shape).estimate  # noqa: E731
         checks = [(gap.interval, (-math.inf, limit(shape))) for gap, shape in gaps if gap.interval]

@@ -12,7 +12,7 @@ from experiments.harness.jobs import Record
 from experiments.harness.pages import write_pages
 from experiments.harness.recipe import HOME, Recipe, judged, load, names, planned
 from experiments.harness.results import Summary, write_plot, write_result, write_unfinished
-from experiments.harness.reuse import check_kept, done, reuse
+from experiments.harness.reuse import check_kept, check_unfinished, done, reuse
 from experiments.harness.sweep import collect, work, work_in_processes
 from nagjax.arguments import help_text, options_of
 from nagjax.arguments import parse as read
@@ -120,6 +120,7 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
         count = reuse((home, HOME), recipe.name, size, jobs, out)
         print(f"{count} of {len(jobs)} jobs are those of size {size}")
     if options.keep:
+        check_unfinished(home, recipe.name, options.size, jobs)
         return _keep(recipe, options, settings, command, home, out, done(jobs, out))
     check_kept(home, recipe.name, options.size, jobs)
     if options.processes == 1:

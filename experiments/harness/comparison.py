@@ -88,6 +88,7 @@ class Comparison:
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     after: Callable[[Path], dict[str, Any]] | None = None
+    match: Literal["tokens", "flops"] | None = None  # in what the claim says that the arms are equal, if it does
 
     def __post_init__(self):
         if unknown := set(self.claim.named) - set(self.arms):
@@ -160,6 +161,7 @@ class Comparison:
         details = {"at_the_grid_edge": outcome.edges} | self.profiles(outcome)
         reasons = [f"without {arm}" for arm in self.claim.about(tuple(self.arms)) if arm not in outcome.arms]
         reasons += outcome.astray
+        reasons += [f"compared at equal {settings.match}"] if self.match not in (None, settings.match) else []
         verdict = "undecided" if reasons else decision.verdict
         return Summary(decision.told, verdict, rows, details, decision.headline, reasons)
 

@@ -22,6 +22,7 @@ from pallas_kernels.origin import origin
 RECORD = "record.json"
 TEXT = "text"  # in a run's metrics: a hash of the corpus that it has read
 NAMES = {field.name for field in dataclasses.fields(RunConfig)}
+AFTER = "after"  # in a run's config: how it is measured once it is trained
 OF = "of"  # in a run's config: the function that measured it; absent before 2026-11-27
 RUN = {"scheme", "model", "optimizer", "train", "data"}  # the parts of a run's config that every version has had
 
@@ -67,7 +68,7 @@ class Training:
             return to_dict(self.run_config)
         options = dataclasses.asdict(self.after) if dataclasses.is_dataclass(self.after) else {}
         made = self.after if hasattr(self.after, "__qualname__") else type(self.after)
-        return to_dict(self.run_config) | {"after": options | {OF: f"{made.__module__}.{made.__qualname__}"}}
+        return to_dict(self.run_config) | {AFTER: options | {OF: f"{made.__module__}.{made.__qualname__}"}}
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Scores at the end of training; `diverged`, and no loss, if training broke down."""
@@ -151,8 +152,8 @@ def read_record(path: Path) -> Record:
 def changed(config: dict[str, Any], job: Job) -> str:
     """The options in which a record's config differs from the job's, in words; "" if it does not."""
     now, then = _json(job.config()), renewed(config)
-    if OF not in config.get("after", {}):
-        now.get("after", {}).pop(OF, None)
+    if OF not in config.get(AFTER, {}):
+        now.get(AFTER, {}).pop(OF, None)
     told = flatten(then)
     return ", ".join(
         f"{key} was {repr(was) if key in told else 'not recorded'} and is now {today!r}"

@@ -7,20 +7,21 @@ from pathlib import Path
 from experiments.harness.jobs import Training, looked_at, seeded
 from nagjax.data import DataConfig
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Count, Natural
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: int
-    seeds: int
+    depth: Count
+    width: Count
+    context: Count
+    batch: Count
+    steps: Count
+    seeds: Natural
     schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
-    eval_batches: int = 24
+    eval_batches: Count = 24
     data: str = "stdlib"  # or a folder made by nagjax data prepare
 
 

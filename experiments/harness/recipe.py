@@ -14,6 +14,7 @@ from experiments.harness.evidence import concluded
 from experiments.harness.jobs import Job, Record
 from experiments.harness.ngram import floors
 from experiments.harness.results import Summary
+from experiments.harness.settings import check_settings
 from nagjax.discovery import pick
 from nagjax.errors import UserError
 
@@ -68,12 +69,13 @@ def load(name: str) -> Recipe:
 
 
 def planned(recipe: Recipe, settings: Any) -> list[Job]:
-    """The recipe's jobs, and the n-gram tables of all texts that they read. Raises UserError if there are no jobs,
-    because an empty result file would replace an earlier one."""
+    """The recipe's jobs, and the n-gram tables of all texts that they read. Raises UserError for settings that cannot
+    be (`check_settings`), and if there are no jobs, because an empty result file would replace an earlier one."""
+    check_settings(settings)
     jobs = list(recipe.plan(settings))
     if not jobs:
         values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
-        empty = {name: own for name, (own, usual) in values.items() if own in ((), 0, -1) and own != usual}
+        empty = {name: own for name, (own, usual) in values.items() if own in ((), 0) and own != usual}
         raise UserError(", ".join(empty), [*empty.values()], "leaves nothing to run; give at least one")
     return [*jobs, *floors(jobs)]
 

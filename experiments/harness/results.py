@@ -134,7 +134,7 @@ def read_result(path: Path) -> dict[str, Any]:
     n-gram tables. Raises UserError if the file is damaged."""
     try:
         return _read(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError("results", str(path), f"cannot be read ({error}): bring it back, or delete it") from None
 
 
@@ -143,7 +143,7 @@ def _read(values: dict[str, Any]) -> dict[str, Any]:
     values["floors"] = [Record(**floor) for floor in values.get("floors", ())]
     configs: dict[str, dict[str, Any]] = {}
     for run in values["runs"]:
-        like = configs.get(run.get("like"), values["config"])
+        like = configs[run["like"]] if "like" in run else values["config"]
         kept = {key: value for key, value in like.items() if key not in run.get("without", ())}
         configs[run["name"]] = kept | run["config"]
     values["records"] = [

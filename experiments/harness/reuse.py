@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness.jobs import RECORD, Job, Record, changed, finished, read_record
+from experiments.harness.jobs import AFTER, RECORD, Job, Record, changed, finished, read_record
 from experiments.harness.rates import Tuning
 from experiments.harness.results import records_in, result_file, unfinished_file
 from nagjax.errors import UserError
@@ -44,7 +44,10 @@ def reuse(homes: Sequence[Path], name: str, size: str, jobs: Sequence[Job], fold
     if not found:
         raise UserError("reuse", str(path), f"it holds no run of this plan; its runs are {', '.join(sorted(known))}")
     for job, record in found:
-        if told := changed(record.config, job):
+        told = changed(record.config, job)
+        if other not in ("", name) and AFTER in job.config() and AFTER not in record.config:
+            told = "what was measured of it is not recorded"  # before 2026-11-27; in the same recipe it is the same
+        if told:
             raise UserError("reuse", str(path), f"{job.name} is of another experiment: {told}")
     for job, record in found:
         own = folder / job.name / RECORD
@@ -71,15 +74,28 @@ def _widened(jobs: Sequence[Job], records: Iterable[Record]) -> list[Job]:
 
 def check_kept(home: Path, name: str, size: str, jobs: Sequence[Job]) -> None:
     """Raises UserError if the size's result file, which this plan's result would replace, contains runs that the plan
-    lacks or has with another config, and if the file that is kept of it is damaged."""
+    lacks or has with another config, and where `check_unfinished` does."""
     path, planned = result_file(home, name, size), {job.name: job for job in jobs}
-    records_in(unfinished_file(home, name, size))
+    check_unfinished(home, name, size, jobs)
     there = records_in(path)
     gone = sorted({record.name for record in there} - planned.keys())
     if gone:
         shown = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
         raise UserError("results", str(path), f"it holds runs that this plan lacks, {shown}; give another --results")
-    for record in there:
+    _check_same(path, there, planned)
+
+
+def check_unfinished(home: Path, name: str, size: str, jobs: Sequence[Job]) -> None:
+    """Raises UserError if the file of the size's unfinished runs, in which this plan's would replace those of the same
+    names, has one of them with another config, and if it is damaged."""
+    path = unfinished_file(home, name, size)
+    there = records_in(path)
+    planned = {job.name: job for job in [*jobs, *_widened(jobs, there)]}
+    _check_same(path, [record for record in there if record.name in planned], planned)
+
+
+def _check_same(path: Path, records: Iterable[Record], planned: Mapping[str, Job]) -> None:
+    for record in records:
         if told := changed(nested(record.config), planned[record.name]):
             fix = f"its {record.name} is of another experiment: {told}; give another --results, or delete it"
             raise UserError("results", str(path), fix)

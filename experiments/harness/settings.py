@@ -3,24 +3,25 @@
 import dataclasses
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from nagjax.errors import UserError
 from nagjax.model.presets import find_preset
+from nagjax.ranges import HIDDEN, Count, Natural, Positive, Range, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """A model and what it is trained on. `lr`: middle of the grid; None: each scheme's own for the model's size."""
 
-    depth: int  # blocks
-    width: int
-    context: int
-    batch: int  # sequences per step
-    steps: int
-    hidden: int | None = None
-    heads: int | None = None
-    lr: float | None = None
+    depth: Count  # blocks
+    width: Count
+    context: Count
+    batch: Count  # sequences per step
+    steps: Count
+    hidden: Count | None = None
+    heads: Count | None = None
+    lr: Positive | None = None
     remat: Literal["none", "block", "dots", "offload"] = "none"
     title: str = ""  # instead of its sizes
 
@@ -49,28 +50,36 @@ class Settings:
     those below it were looked at while the arms were chosen."""
 
     shapes: tuple[Shape, ...]
-    seeds: int  # fresh ones
+    seeds: Natural  # fresh ones
     arms: tuple[str, ...] = ()  # of the recipe's; none: all
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # of the middle rate, to begin with; one: no tuning
-    widest: float = 64.0  # no factor above it, nor below its inverse
+    factors: tuple[Positive, ...] = (0.5, 1.0, 2.0)  # of the middle rate, to begin with; one: no tuning
+    widest: Annotated[float, Range(ge=1)] = 64.0  # no factor above it, nor below its inverse
     match: Literal["tokens", "flops"] = "tokens"  # flops: of the first arm at that shape
-    eval_batches: int = 24
-    looks: int = 4  # evaluations and checkpoints on the way
+    eval_batches: Count = 24
+    looks: Count = 4  # evaluations and checkpoints on the way
     data: str = "stdlib"  # or a folder made by nagjax data prepare
-    first_seed: int = 1  # of the fresh ones
+    first_seed: Annotated[Count, HIDDEN] = 1  # of the fresh ones; rates are tried on seed 0
     tasks: tuple[str, ...] = ()  # scored at the end of every run: files of questions, names of lm-evaluation-harness
 
     def __post_init__(self):
         if len({shape.name for shape in self.shapes}) < len(self.shapes):
             raise UserError("shapes", [shape.name for shape in self.shapes], "give each a title of its own")
-        if self.seeds < 0:
-            raise UserError("seeds", self.seeds, "give a number of at least 0")
-        if self.first_seed < 1:
-            raise UserError("first_seed", self.first_seed, "give a number of at least 1: rates are tried on seed 0")
-        if not self.factors or min(self.factors) <= 0 or list(self.factors) != sorted({*self.factors}):
-            raise UserError("factors", self.factors, "give at least one, above 0, in ascending order")
-        if self.looks < 1:
-            raise UserError("looks", self.looks, "give a number of at least 1")
+        check_ascending("factors", self.factors)
+
+
+def check_ascending(field: str, values: Sequence[float]) -> None:
+    """Raises UserError unless there are values, each larger than the one before."""
+    if not values or list(values) != sorted({*values}):
+        raise UserError(field, values, "give at least one, in ascending order")
+
+
+def check_settings(settings: Any) -> None:
+    """Raises UserError for a value that its field's annotation does not allow, and for a list that has one twice, which
+    would make two jobs of one name."""
+    check_fields(settings)
+    for field, values in vars(settings).items():
+        if isinstance(values, tuple) and len({*values}) < len(values):
+            raise UserError(field, values, "name each once")
 
 
 def crossed(depths: Sequence[int], width: int, context: int, batch: int, *steps: int, **more: Any) -> tuple[Shape, ...]:

@@ -8,9 +8,11 @@
    no difference and stay out of the interval, but not out of the count. Where there are such, p is twice the smaller of
    two: the t test's over the pairs both came through, PAIRS at least, and Fisher's exact one of how many diverged.
 4. Rates. What is trained apart is compared at tuned rates, of which the best is inside the grid: a neighbour on either
-   side is worse, or diverges. Within one trained model there is nothing to tune.
+   side is worse, or diverges; in a random search it is neither the smallest nor the largest there was to draw. Within
+   one trained model there is nothing to tune.
 5. Floor. The best arm is below the 4-gram table of the same training text.
-6. Arms. All that the claim is about were run, and every run at the rate that the trials beside it chose.
+6. Arms. All that the claim is about were run, every run at the rate that the trials beside it chose, and equal in what
+   the claim says, tokens or FLOPs.
 7. Text. Runs that are compared have read one text, not two of one name.
 8. Curves. A verdict read off curves between points is the same by straight lines and by monotone cubics.
 
@@ -89,9 +91,13 @@ class Gap:
         """The p value of no difference; 1 if nothing is known."""
         if not (self.won or self.lost):
             return self._t_test(2)
+        return min(1.0, 2 * min(self.p_of_counts, self._t_test(PAIRS)))
+
+    @property
+    def p_of_counts(self) -> float:
+        """Fisher's exact p value of as many divergences on either side."""
         came = [len(self.values) - self.won, len(self.values) - self.lost]
-        counts = float(stats.fisher_exact([[self.won, self.lost], came]).pvalue)
-        return min(1.0, 2 * min(counts, self._t_test(PAIRS)))
+        return float(stats.fisher_exact([[self.won, self.lost], came]).pvalue)
 
     def _t_test(self, least: int) -> float:
         """The t test's p value over the pairs in which neither run diverged, if there are `least` of them."""

@@ -13,7 +13,7 @@ from experiments.harness.jobs import Record, Training
 from experiments.harness.matching import train_flops, with_steps
 from experiments.harness.rates import AtBest, Tuning
 from experiments.harness.results import Summary
-from experiments.harness.settings import Settings, Shape, crossed, from_json
+from experiments.harness.settings import Settings, Shape, check_settings, crossed, from_json
 from experiments.harness.speed import speed_up, tokens_to
 from nagjax.errors import UserError
 
@@ -84,8 +84,8 @@ def test_seeds_that_were_looked_at_before_are_not_run_again(factors):
     jobs = comparison(LEAD).plan(dataclasses.replace(SETTINGS, factors=factors, first_seed=3))
     compared = [job for job in jobs if "factor" not in job.labels and "seed" in job.labels]
     assert {job.labels["seed"] for job in compared} == {3, 4, 5, 6, 7}
-    with pytest.raises(UserError, match="rates are tried on seed 0"):
-        dataclasses.replace(SETTINGS, first_seed=0)
+    with pytest.raises(UserError, match="first_seed = 0: give a whole number of at least 1"):
+        check_settings(dataclasses.replace(SETTINGS, first_seed=0))
 
 
 def test_one_factor_is_no_tuning():
@@ -190,6 +190,13 @@ def test_runs_at_another_rate_than_their_trials_chose_decide_nothing():
     assert summary.reasons == ["nag 32x16-512 has runs at 2 times its rate, where its trials chose 1"]
 
 
+def test_runs_that_are_equal_in_something_else_than_the_claim_says_decide_nothing():
+    found = dataclasses.replace(comparison(Lowest("nag", ("plain",))), match="tokens")
+    assert found.summarise(SETTINGS, records(GROWING)).verdict == "supported"
+    summary = dataclasses.replace(found, match="flops").summarise(SETTINGS, records(GROWING))
+    assert (summary.verdict, summary.reasons) == ("undecided", ["compared at equal tokens"])
+
+
 def test_a_winner_that_diverges_wins_nothing():
     own = records(GROWING)
     kept = [r for r in own if not (r.labels["arm"] == "nag" and r.labels["shape"] == SHAPES[1].name)]
@@ -209,6 +216,10 @@ def test_matching_a_wall_and_more_depth():
     further = records(near | {("nag", 8): 3.010})  # the margin is a share of the loss
     assert matches.summarise(SETTINGS, further).verdict == "supported"
     assert matches.summarise(SETTINGS, records(near | {("nag", 8): 3.1})).verdict == "not supported"
+    for lost, verdict in ((1, "undecided"), (3, "undecided"), (4, "not supported")):  # as chance has it, or not
+        broken = records({at: loss for at, loss in near.items() if at != ("nag", 32)})
+        broken += runs("nag", shape_of(32), 3.001, diverges=range(1, 1 + lost))
+        assert matches.summarise(SETTINGS, broken).verdict == verdict
     wall = comparison(Wall("plain", "nag", beyond=10, margin=0.1))
     walled = {("plain", 8): 3.05, ("nag", 8): 3.0, ("plain", 32): 3.9, ("nag", 32): 3.0}
     assert wall.summarise(SETTINGS, records(walled)).verdict == "supported"

@@ -84,6 +84,18 @@ def test_the_verdict_is_on_fresh_seeds(lead, verdict):
     assert [row["loss"] for row in summary.table[:3]] == [3.0, 3.1, "diverged"]
 
 
+def test_one_trial_is_no_search_and_runs_of_another_trial_than_the_best_are_of_another():
+    own = records(0.2)
+    assert summarise(Settings(2, 16, 16, 8, 4, 1, 2), own).reasons == ["rates not tuned"]
+    for record in own:
+        if record.labels["part"] == "confirmation":
+            record.metrics["trial"] = f"{record.labels['scheme']}-1"
+    assert summarise(Settings(2, 16, 16, 8, 4, 3, 2), own).verdict == "supported"
+    own[-1].metrics["trial"] = "nag-0"
+    summary = summarise(Settings(2, 16, 16, 8, 4, 3, 2), own)
+    assert (summary.verdict, summary.reasons) == ("undecided", ["nag has runs of another trial than its best"])
+
+
 @pytest.mark.parametrize("rate, edge", [(4.0, ["nag"]), (0.25, ["nag"]), (2.0, [])])
 def test_a_best_trial_at_an_extreme_rate_is_at_the_edge(rate, edge):
     own = records(0.2)

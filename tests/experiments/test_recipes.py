@@ -110,13 +110,26 @@ def test_header_fields_may_span_lines():
 
 
 @pytest.mark.parametrize(
-    "name, option, told", [("prune", "seeds", "seeds"), ("field", "looks", "looks = 0: give a number")]
+    "name, option, told",
+    [
+        ("prune", "seeds 0", "seeds = [0]: leaves nothing to run"),  # an empty result would replace the one there is
+        ("prune", "seeds -5", "seeds = -5: give a whole number of at least 0"),
+        ("field", "looks 0", "looks = 0: give a whole number of at least 1"),
+        ("field", "widest 0", "widest = 0.0: give a number of at least 1"),
+        ("field", "arms nag nag", "arms = ('nag', 'nag'): name each once"),
+        ("prune", "schemes nag nag", "schemes = ('nag', 'nag'): name each once"),
+        ("inverse_depth_toy", "test-batches 0", "test_batches = 0: give a whole number of at least 1"),
+        ("inverse_depth_fit", "bootstrap 0", "bootstrap = 0: give a whole number of at least 1"),
+        ("inverse_depth_fit", "dropped -1 40", "dropped = (-1, 40): give a whole number of at least 0"),
+        ("mod_signals", "steps 8 4", "steps = (8, 4): give at least one, in ascending order"),
+    ],
 )
-def test_settings_that_leave_nothing_are_refused(name, option, told, tmp_path, capsys):
-    """Of no runs a result would be written in place of the one that is there."""
+def test_settings_that_cannot_be_are_refused_before_anything_is_trained(name, option, told, tmp_path, capsys):
+    folder = str(tmp_path / "out")
     with pytest.raises(SystemExit, match="2"):
-        command.main(f"{name}.py", [f"--{option}", "0", "--out", str(tmp_path), "--results", str(tmp_path)])
+        command.main(f"{name}.py", [*f"--{option}".split(), "--out", folder, "--results", folder])
     assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ("out", "results"))

@@ -12,7 +12,7 @@ from experiments.harness.jobs import RECORD, Job, Record, Training, changed, fin
 from experiments.harness.rates import Tuning
 from experiments.harness.recipe import load, planned
 from experiments.harness.results import Summary, read_result, unfinished_file, write_result, write_unfinished
-from experiments.harness.reuse import check_kept, done, recorded, reuse
+from experiments.harness.reuse import check_kept, check_unfinished, done, recorded, reuse
 from experiments.harness.settings import Settings
 from experiments.harness.sweep import collect, work
 from nagjax.errors import UserError
@@ -93,6 +93,26 @@ def test_what_is_kept_stays_beside_what_was_kept_before(tmp_path):
     assert not part.exists()
 
 
+@pytest.mark.parametrize("act", [check_kept, check_unfinished])
+def test_what_was_kept_with_other_settings_is_not_replaced(act, tmp_path):
+    work([Count("a"), Count("b")], tmp_path / "jobs")
+    _written(tmp_path, [Count("a"), Count("b")], write_unfinished)
+    act(tmp_path, "tried", "cpu", [Count("a"), Count("c", 2)])
+    with pytest.raises(UserError, match="b is of another experiment: value was 1 and is now 2; give another --results"):
+        act(tmp_path, "tried", "cpu", [Count("a"), Count("b", 2)])
+
+
+def test_runs_of_another_recipe_of_which_nothing_says_what_was_measured_are_not_reused(tmp_path):
+    job = Training("run", {}, RunConfig(find_scheme("nag")(), ModelConfig(depth=2, width=16)), done)
+    config = {name: own for name, own in job.config().items() if name != "after"}
+    write_result(
+        tmp_path, "tried", "cpu", "", Settings((), 1), [Record("run", {}, config, {})], Summary("m", "undecided")
+    )
+    assert reuse([tmp_path], "tried", "cpu", [job], tmp_path / "out") == 1
+    with pytest.raises(UserError, match="run is of another experiment: what was measured of it is not recorded"):
+        reuse([tmp_path], "another", "tried.cpu", [job], tmp_path / "other")
+
+
 def test_the_first_home_counts(tmp_path):
     for home, value in (("own", 1.0), ("other", 2.0)):
         for name in ("a", "b") if home == "other" else ("a",):
@@ -150,6 +170,23 @@ def test_a_smaller_plan_does_not_replace_a_larger_result(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main("nag_start.py", ["--seeds", "1", "--out", str(tmp_path / "out")])
     assert "nag_start.cpu.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"runs": ["x"], "config": {}, "origin": {}}',
+        '{"runs": [{"name": "b", "like": "a", "config": {}}], "config": {}}',
+    ],
+)
+def test_a_damaged_result_is_named(text, tmp_path):
+    path = tmp_path / "tried.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="results = .*tried.json.*cannot be read"):
+        read_result(path)
 
 
 def test_a_damaged_file_is_named_before_anything_is_run(tmp_path):

@@ -45,7 +45,8 @@ def test_means_and_t_values_of_the_paper(tmp_path):
 
 def test_verdicts_on_made_up_tables(tmp_path):
     path = tmp_path / "runs.csv"
-    rows = [("1B", v, s, base + 0.001 * s) for v, base in (("review", 1.0), ("highway", 1.1)) for s in range(5)]
+    means = {"review": 1.0, "highway": 1.1, "plain": 1.1}
+    rows = [("1B", v, s, base + 0.001 * s) for v, base in means.items() for s in range(5)]
 
     def verdict():
         lines = [",".join(map(str, row)) for row in rows]
@@ -53,10 +54,16 @@ def test_verdicts_on_made_up_tables(tmp_path):
         return _summary(path, tmp_path)[1].verdict
 
     assert verdict() == "supported"
+    whole = rows
+    rows = [(size, variant, seed + 9 * (variant == "review"), loss) for size, variant, seed, loss in whole]
+    assert verdict() == "supported"  # Welch's test needs no pairs
+    rows = [("320M", *row[1:]) for row in whole]
+    assert verdict() == "undecided" and _summary(path, tmp_path)[1].reasons == ["320M is not among 590M, 1B"]
+    rows = [row for row in whole if row[1] != "plain"]
+    assert verdict() == "undecided" and _summary(path, tmp_path)[1].reasons == ["without plain"]
     rows += [("1B", "plain", seed, 1.001 + 0.001 * (seed % 3)) for seed in range(5)]
     assert verdict() == "undecided"  # ahead of one baseline, level with the other
-    rows = [row for row in rows if row[1] != "plain"]
-    rows = [(size, variant, seed, 2.1 - loss) for size, variant, seed, loss in rows]
+    rows = [(size, variant, seed, 2.1 - loss) for size, variant, seed, loss in whole]
     assert verdict() == "not supported"
     rows = [row for row in rows if row[1:3] != ("highway", 4)]
     assert verdict() == "undecided" and _summary(path, tmp_path)[1].reasons == ["4 fresh seeds, 5 needed"]

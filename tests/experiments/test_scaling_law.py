@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_the_reference_fit_of_the_chinchilla_runs():
 def test_verdicts(low, high, scanned, verdict):
     """On the interval of depth's exponent, and on the exponents with other numbers of points left out."""
     recipe = load("inverse_depth_fit")
-    settings = recipe.settings("smoke")
+    settings = dataclasses.replace(recipe.settings("smoke"), csv="chinchilla.csv")
     records = []
     for dropped in (settings.main, settings.main + 1):
         exponent = scanned if dropped > settings.main else (low + high) / 2
@@ -77,6 +78,10 @@ def test_verdicts(low, high, scanned, verdict):
         metrics = {"exponents": [one] * 3, "law": law, "points": 9, "parameters_and_data": {"risk": 0.2}}
         records.append(Record("", {"dropped": dropped, "offset": 0}, {}, metrics | {"correlation": 0.0}))
     assert recipe.summarise(settings, records).verdict == verdict
+    made_up = recipe.summarise(recipe.settings("smoke"), records)
+    assert (made_up.verdict, made_up.reasons) == ("undecided", ["a made-up table"])
+    shorter = [dataclasses.replace(one, metrics=one.metrics | {"rows": 240}) for one in records]
+    assert recipe.summarise(settings, shorter).reasons == ["a table of 240 runs, not 245"]
 
 
 def test_bad_tables(tmp_path):

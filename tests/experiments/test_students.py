@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.harness.jobs import Record
-from experiments.harness.recipe import load
+from experiments.harness.recipe import load, planned
 from experiments.harness.students import KINDS, WIDTH, Gate, branch, rms, turn, turned
 from experiments.harness.toy import REGIMES, Student, Toy
 from experiments.inverse_depth_students import Settings, Tuned, by_depth, exponents, summarise, tuned, verdict
@@ -93,23 +93,34 @@ def test_exponents_of_planted_losses():
     assert [(one.factor, one.edge) for one in best.values()] == [(1.0, False)] * 3
     np.testing.assert_allclose(list(exponents(best).values()), [1.45, 1.475, 1.5, 1.525, 1.55])
     assert list(exponents(best)) == [1, 2, 3, 4, 5]
-    planted.metrics["losses"]["8"][0] = [np.nan, np.inf, np.nan]  # diverged at every rate
+    planted.metrics["losses"]["8"][0] = [np.nan, np.inf, np.nan]  # diverged at every rate on the first teacher
     left = by_depth(SETTINGS, planted)
     assert list(left) == [4, 16]
     np.testing.assert_allclose(list(exponents(left).values()), [1.45, 1.475, 1.5, 1.525, 1.55])
     assert exponents({4: left[4]}) == {}
+    planted.metrics["losses"]["16"][3] = [1.0, np.nan, 1.0]  # on another one, at the rate chosen
+    assert list(by_depth(SETTINGS, planted)) == [4]
 
 
 def test_verdicts():
     own = lambda power, spread=0.05: exponents(by_depth(SETTINGS, record("nag", power, spread)))  # noqa: E731
     assert verdict(own(1.0), own(1.5)) == "supported"
     assert verdict(own(1.0), own(0.5)) == verdict(own(1.0), own(1.08)) == "not supported"
+    assert verdict(own(1.0), own(1.2)) == "not supported"  # above, but by less than a quarter
     assert verdict(own(1.0), own(1.5, 0.6)) == verdict({}, own(1.5)) == "undecided"
     whole = [record("ordinary", 1.0), record("nag", 2.0)]
     half = lambda *powers: [half_of(record(k, p)) for k, p in zip(("ordinary", "nag"), powers, strict=True)]  # noqa: E731
     summary = summarise(SETTINGS, whole + half(0.98, 1.95))
     assert summary.verdict == "supported" and "nag 2.00 [1.95, 2.05]" in summary.measured
     assert summary.table[1]["lr x"] == "1, 1, 1" and summary.details["at_the_grid_edge"] == []
+    untuned = dataclasses.replace(SETTINGS, factors=(1.0,))
+    middle = {at: [[one[1]] for one in own] for at, own in whole[1].metrics["losses"].items()}
+    one_rate = [dataclasses.replace(one, metrics={"losses": middle}) for one in (*whole, *half(0.98, 1.95))]
+    assert summarise(untuned, one_rate).reasons == ["rates not tuned"]
+    whole[1].metrics["losses"]["16"][2][1] = np.nan
+    summary = summarise(SETTINGS, whole + half(0.98, 1.95))
+    assert summary.verdict == "undecided" and "diverged: nag of 16 blocks" in summary.reasons
+    assert summary.table[1]["l=16"] == "diverged"
 
 
 def half_of(record: Record) -> Record:
@@ -138,6 +149,10 @@ def test_bad_settings():
         ({"regimes": ("tied, Runge-Kutta",)}, "independent"),
         ({"depths": (3, 6), "students": ("midpoint",)}, "even"),
         ({"teachers": 1}, "at least 2"),
+        ({"factors": (2.0, 1.0)}, "ascending"),
+        ({"factors": (-1.0,)}, "above 0"),
+        ({"depths": (4, 4)}, "once"),
+        ({"test_batches": 0}, "at least 1"),
     ):
         with pytest.raises(UserError, match=match):
-            recipe.plan(dataclasses.replace(recipe.settings("cpu"), **change))
+            planned(recipe, dataclasses.replace(recipe.settings("cpu"), **change))
