@@ -265,7 +265,6 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
     `shard_map` is transposed, which would add collectives."""
     op, constants, extras = choice.op, dict(choice.constants), choice.extra
     kept_types = op.kept + extras
-    once_only = (lambda arrays: arrays) if {*choice.names} <= {"xla", None} else once(op.name)
     real_dtypes = tuple(d for i, d in enumerate(dtypes) if i not in op.integer_inputs)
 
     # Jitted, so that a kernel is traced once per shape and not in every sublayer, program and derivative.
@@ -295,7 +294,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
             outputs, extra = forward_rows(*rows)
             return _unflatten(shape, op.outputs + extras, outputs + extra)
 
-        args, lead = once_only(args), len(_lead_shape(op.inputs, args))
+        lead = len(_lead_shape(op.inputs, args))
         with interpreting(interpret):
             results = on_shards(shard, placement, _rows(lead, op.inputs), _rows(lead, op.outputs + extras))(*args)
         outputs, extra = results[: len(op.outputs)], results[len(op.outputs) :]
@@ -309,8 +308,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
             shape, rows = _flatten(given, local)
             return _unflatten(shape, op.gradients, backward_rows(*rows))
 
-        arrays = once_only((*residuals, *cotangents))
-        lead = len(_lead_shape(given, arrays))
+        arrays, lead = (*residuals, *cotangents), len(_lead_shape(given, (*residuals, *cotangents)))
         with interpreting(interpret):
             sums = iter(on_shards(shard, placement, _rows(lead, given), _rows(lead, op.gradients))(*arrays))
         return tuple(None if i in op.integer_inputs else next(sums).astype(dtype) for i, dtype in enumerate(dtypes))
@@ -330,6 +328,7 @@ def _switch(choice: Choice, verb: str, apply: Callable, *args: jax.Array) -> tup
     @functools.cache  # platforms share a branch, except AMD with wide rows
     def branch(name: str | None, amd: bool) -> Callable:
         def traced(*args):
+            args = args if name == "xla" else once(choice.op.name, args)
             with tracing_for("rocm") if amd else contextlib.nullcontext():
                 return apply(ways[name], *args)
 

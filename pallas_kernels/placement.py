@@ -95,14 +95,14 @@ def current_placement() -> Placement | None:
 
 
 def placement_of(args: Sequence[jax.Array], lead: Sequence[int | None]) -> Placement | None:
-    """The current placement. If there is none and all axes of the mesh in use are Explicit, the placement of those rows
-    that are split over the most axes; None if no rows are split, as `vmap` over a split axis leaves them."""
+    """The current placement. If there is none and the mesh in use has Explicit axes, the placement of those rows that
+    are split over the most of them; None if nothing is split, as `vmap` over a split axis leaves it."""
     placement, mesh = current_placement(), jax.sharding.get_abstract_mesh()
-    if placement is not None or {*mesh.axis_types} != {AxisType.Explicit}:
+    if placement is not None or AxisType.Explicit not in mesh.axis_types or AxisType.Manual in mesh.axis_types:
         return placement
-    specs = [P(*tuple(jax.typeof(x).sharding.spec)[:n]) for x, n in zip(args, lead, strict=True) if n is not None]
-    rows = max(specs, key=lambda spec: len(_axes(spec)))
-    return Placement(mesh, rows) if _axes(rows) else None
+    specs = [tuple(jax.typeof(x).sharding.spec) for x in args]
+    rows = max((P(*s[:n]) for s, n in zip(specs, lead, strict=True) if n is not None), key=lambda s: len(_axes(s)))
+    return Placement(mesh, rows) if any(_axes(P(*spec)) for spec in specs) else None
 
 
 def on_shards(
@@ -150,6 +150,12 @@ def alike(args: Sequence[jax.Array], like: Sequence[jax.Array] = ()) -> tuple[ja
     return tuple(jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(args, missing, strict=True))
 
 
+def varying(x: jax.Array) -> tuple[str, ...]:
+    """The axes of a user's `shard_map` over which x varies, in the mesh's order; none where types are not checked."""
+    found = _varying(x)
+    return tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in found)
+
+
 def _varying(x: jax.Array) -> frozenset[str]:
     return jax.typeof(x).manual_axis_type.varying
 
@@ -159,7 +165,9 @@ def place(args: tuple, placement: Placement | None, lead: tuple[int | None, ...]
     if placement is None or AxisType.Explicit not in placement.mesh.axis_types:
         return args
     mesh, rows = placement
-    return tuple(jax.sharding.reshard(a, NamedSharding(mesh, _spec(rows, n))) for a, n in zip(args, lead, strict=True))
+    explicit = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
+    told = P(*(tuple(axis for axis in _axes(P(part)) if axis in explicit) or None for part in rows))
+    return tuple(jax.sharding.reshard(a, NamedSharding(mesh, _spec(told, n))) for a, n in zip(args, lead, strict=True))
 
 
 def _spec(rows: P, lead: int | None) -> P:

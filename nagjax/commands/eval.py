@@ -2,12 +2,12 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import note
 from nagjax.errors import UserError
-from nagjax.files import json_text, write_text
+from nagjax.files import json_text, read_json, write_text
 from nagjax.ranges import Count, Natural
 
 
@@ -113,8 +113,21 @@ def _on_tasks(
             found = report | {"results": found["results"] | report["results"]}
         record = {"step": opened.step, "tasks": names, "limit": limit, "weights": weights, **found}
         if own:
-            write_text(run / TASKS, json_text(record, indent=2, default=str))
+            write_text(run / TASKS, json_text(_beside(run / TASKS, record), indent=2, default=str))
     return {
         task: {metric: value for metric, value in own.items() if isinstance(value, float)}
         for task, own in found["results"].items()
     }
+
+
+def _beside(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """The record, beside the other tasks' scores in the file if these are of the same weights and as many questions."""
+    try:
+        before = read_json(path)
+    except (OSError, ValueError, UserError):  # none yet, or a damaged file
+        return record
+    if not isinstance(before, dict) or any(before.get(name) != record[name] for name in ("step", "limit", "weights")):
+        note(f"{path} held scores of other weights or of another number of questions: they are replaced")
+        return record
+    kept = {name: before.get(name, {}) | own for name, own in record.items() if isinstance(own, dict)}
+    return before | record | kept | {"tasks": [*dict.fromkeys([*before["tasks"], *record["tasks"]])]}

@@ -81,6 +81,7 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int, devi
     from nagjax.report.curve_plot import curve_plot
     from nagjax.report.labels import number
     from nagjax.runs.folder import read_config
+    from nagjax.runs.lock import lock_of_report
     from nagjax.train.distributed.mesh import local_devices
 
     names = [read_config(run).scheme.title for run in runs]
@@ -88,9 +89,10 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int, devi
         names = [f"{name}, {run}" for name, run in zip(names, runs, strict=True)]
     check_writable(out)
     there = local_devices(devices)
-    curves = [pruning_curve(run, batches=batches, data=data, devices=there) for run in runs]
-    write_bytes(out / "curve.png", curve_plot(list(zip(names, curves, strict=True))))
-    write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
+    with lock_of_report(out, "prune --curve"):
+        curves = [pruning_curve(run, batches=batches, data=data, devices=there) for run in runs]
+        write_bytes(out / "curve.png", curve_plot(list(zip(names, curves, strict=True))))
+        write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
     for name, curve in zip(names, curves, strict=True):
         counts = [count for count, _, _ in next(iter(curve["rules"].values()))]
         print(f"{name}: loss by blocks left out\n" + f"{'rule':12}" + "".join(f"{count:>9}" for count in counts))

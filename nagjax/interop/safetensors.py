@@ -173,7 +173,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
         raise UserError("weights", str(folder / missing[0]), f"is missing: {index.name} names it; bring it back")
     tensors = {}
     for name in files:
-        tensors |= read_tensors(folder / name)
+        tensors |= {tensor: own for tensor, own in read_tensors(folder / name).items() if weights.get(tensor) == name}
     if lost := sorted(set(weights) - set(tensors)):
         raise UserError("weights", lost[0], f"is in no file, but {index.name} says it is in {weights[lost[0]]}")
     return tensors

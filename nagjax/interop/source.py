@@ -97,7 +97,11 @@ def read_json(folder: Path) -> dict:
 def source_config(folder: Path, values: dict, context: int | None = None) -> RunConfig:
     """The config that the config.json `values` of a model's folder describes. Raises UserError as `read_source`
     does."""
-    return _bundled(folder, values) if values.get("model_type") == BUNDLE else _foreign(values, context)
+    if values.get("model_type") == BUNDLE:
+        return _bundled(folder, values)
+    if isinstance(values.get("scheme"), dict) and isinstance(values.get("train"), dict):
+        raise UserError("source", str(folder), "is a run already: every command opens it")
+    return _foreign(values, context)
 
 
 def _foreign(values: dict, context: int | None) -> RunConfig:

@@ -30,7 +30,7 @@ class RopeConfig:
 
     def __post_init__(self):
         check_fields(self, "block.rope.")
-        if not self.low < self.high:
+        if not (self.low < self.high or self.scaling == "yarn" and self.low == self.high):
             raise UserError("block.rope.low", self.low, f"give a number below block.rope.high = {self.high}")
 
 

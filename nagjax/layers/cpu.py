@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels.placement import alike
+
 once = jax.lax.optimization_barrier  # the value is computed once, however many operations read it
 FEW = 256  # rows of x for which to copy weights side by side costs more than one matmul saves
 FEW_TRAINED = 64  # the limit where a backward pass follows, which needs the copy, too
@@ -46,9 +48,13 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
     return jax.lax.dot_general(flat(x), flat(dy), (((0,), (0,)), ((), ())))
 
 
-@jax.custom_vjp
 def matmuls(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
     """`x W` for each of the weights, in x's dtype. If x has many rows, this is one matmul with all weights."""
+    return _matmuls(*alike((x, *weights)))
+
+
+@jax.custom_vjp
+def _matmuls(x, *weights):
     return _parts(_matmul_with_all(x, weights, FEW), weights)
 
 
@@ -62,7 +68,7 @@ def _matmuls_backward(kept, d_parts):
     return _back(d, _joined(weights)), *_parts(_weight_gradient(x, d), weights)
 
 
-matmuls.defvjp(_matmuls_forward, _matmuls_backward)
+_matmuls.defvjp(_matmuls_forward, _matmuls_backward)
 
 
 def _joined(arrays):
@@ -73,7 +79,6 @@ def _parts(joined, weights) -> tuple[Array, ...]:
     return tuple(jnp.split(joined, list(itertools.accumulate(w.shape[-1] for w in weights))[:-1], axis=-1))
 
 
-@jax.custom_vjp
 def swiglu(
     x: Float[Array, "B T D"],
     gate: Float[Array, "D F"],
@@ -83,6 +88,11 @@ def swiglu(
 ) -> tuple[Float[Array, "B T _"], ...]:
     """`(silu(x W_gate) * (x W_up)) W_down`, and `x W` for each of the others. Saved for the backward pass: x and its
     product with all these weights."""
+    return _swiglu_alike(*alike((x, gate, up, down, *others)))
+
+
+@jax.custom_vjp
+def _swiglu_alike(x, gate, up, down, *others):
     return _swiglu(x, gate, up, down, others, FEW)[0]
 
 
@@ -106,7 +116,7 @@ def _swiglu_backward(kept, cotangents):
     return _back(d_every, _joined((gate, up, *others))), d_gate, d_up, _weight_gradient(opened * b, dy), *d_others
 
 
-swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+_swiglu_alike.defvjp(_swiglu_forward, _swiglu_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))

@@ -8,7 +8,7 @@ the next group, whose own blocks come later and overwrite them.
 Numerics: on a CPU matmuls and their sums in the dtype of the rows, as in `nagjax.layers.cpu`; kernels sum in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from nagjax.layers.grouped import grouped_matmul, usable
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import platform
+from pallas_kernels.placement import alike
 
 BLOCK = 128  # most rows of a block; larger blocks waste more at the end of a group
 
@@ -29,7 +30,7 @@ def ragged_matmul(
     `sizes[1]` rows group 1, and so on; rows after the last group give 0."""
     int8 = isinstance(matrices, Quantized)
     if platform() == "cpu":
-        return _multiplied(rows, matrices, sizes, 0) if int8 else _in_blocks(rows, matrices, sizes)
+        return _multiplied(rows, matrices, sizes, 0) if int8 else _in_blocks(*alike((rows, matrices), (sizes,)), sizes)
     inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
     clean = jnp.where(inside, rows, 0)
     if int8:
@@ -74,9 +75,11 @@ def _blocks(sizes: Int[Array, " E"], rows: int) -> Blocks:
     return Blocks(starts, groups, jnp.clip(sizes[groups] - inside, 0, size), ends[-1])
 
 
-def _over_blocks(sizes: Int[Array, " E"], rows: int, start: Array, step: Callable) -> Array:
-    """Folds `step(carry, first row, group, which of the block's rows belong to the group)` over the blocks in use."""
+def _over_blocks(sizes: Int[Array, " E"], rows: int, start: Array, step: Callable, like: Sequence[Array]) -> Array:
+    """Folds `step(carry, first row, group, which of the block's rows belong to the group)` over the blocks in use.
+    `like`: the arrays that `step` reads."""
     blocks, size = _blocks(sizes, rows), _size(rows, sizes.shape[0])
+    (start,) = alike((start,), like)
 
     def one(i, carry):
         own: Bool[Array, "b 1"] = jnp.arange(size)[:, None] < blocks.filled[i]
@@ -109,7 +112,7 @@ def _multiplied(rows, matrices, sizes, along: int) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(done, jnp.where(own, product, 0), start, 0)
 
     empty = jnp.zeros((padded.shape[0], matrices.shape[2 - along]), rows.dtype)
-    return _over_blocks(sizes, count, empty, step)[:count]
+    return _over_blocks(sizes, count, empty, step, (rows, *jax.tree.leaves(matrices), sizes))[:count]
 
 
 def _forward(rows, matrices, sizes):
@@ -128,7 +131,7 @@ def _backward(kept, given):
         before = jax.lax.dynamic_index_in_dim(total, group, keepdims=False)
         return jax.lax.dynamic_update_index_in_dim(total, before + added, group, 0)
 
-    by_matrix = _over_blocks(sizes, count, jnp.zeros_like(matrices), step)
+    by_matrix = _over_blocks(sizes, count, jnp.zeros_like(matrices), step, (rows, given, sizes))
     return _multiplied(given, matrices, sizes, 1), by_matrix, None
 
 

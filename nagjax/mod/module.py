@@ -19,7 +19,7 @@ from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, check_rngs, shapes_of
 from nagjax.ranges import Natural, Seed, check_value
-from nagjax.residual.module import OpenStream, Residual, Slot, say
+from nagjax.residual.module import OpenStream, Residual, Slot, opened, say
 from nagjax.residual.protocol import Boundary
 from nagjax.residual.stacks import unstacked
 
@@ -138,6 +138,7 @@ class MixtureOfDepths(nnx.Module):
             raise UserError("cuts", np.shape(cuts), "top-k does not read them: give causal=True, or leave them out")
         noise = self._number(noise)
         stream, done = self.residual.open(x, progress), []
+        self._check("x", stream, "cuts", cuts, causal)
         parts = unstacked((self.residual.slots(), self.routing))
         for branch, (slot, own), cut in zip(listed, parts, [None] * sublayers if cuts is None else cuts, strict=True):
             stream, routed = self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
@@ -163,11 +164,21 @@ class MixtureOfDepths(nnx.Module):
         for an i outside of 1 .. S, rows that are not [B, T, D], a `where` of other shapes, a threshold without a cut if
         `causal`, and a cut if not.
         """
+        self._check("stream", opened(stream), "cut", cut, causal)
         slot, noise = self.residual.slot(i), self._number(noise)
         own = jax.tree.map(lambda all: all[i - 1], self.routing)
         if cut is not None and not causal:
             raise UserError("cut", np.shape(cut), "top-k does not read it: give causal=True, or leave it out")
         return self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
+
+    def _check(self, rows: str, stream: OpenStream, thresholds: str, given: Any, causal: bool) -> None:
+        """Checks the shape of the rows, and that thresholds are given where they are needed. `rows`, `thresholds`: the
+        caller's names of its arguments."""
+        if len(stream.lead) != 2:
+            raise UserError(rows, (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
+        if causal and given is None and self.rules.decider.needs_cuts:
+            fix = "a threshold compares with Routed.averaged_cuts of the training: give them"
+            raise UserError(thresholds, None, fix)
 
     def _number(self, noise: Any) -> int | UInt32[Array, ""]:
         """The number by which a random router draws."""
@@ -196,10 +207,6 @@ class MixtureOfDepths(nnx.Module):
         if not callable(branch) and not isinstance(branch, Mixing):
             fix = "give a callable, which runs here, or one with keys_values and mix; not the update that it makes"
             raise UserError("branch", type(branch).__name__, fix)
-        if len(stream.lead) != 2:
-            raise UserError("x", (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
-        if causal and cut is None and self.rules.decider.needs_cuts:
-            raise UserError("cuts", None, "a threshold compares with Routed.averaged_cuts of the training: give them")
         if cut is not None and np.shape(cut):
             raise UserError("cut", np.shape(cut), "give one number for the sublayer, of Routed.averaged_cuts")
         where = Where.whole(*stream.lead) if where is None else where

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from nagjax.layers.cache import CachedLayer
 from nagjax.layers.where import Where
-from nagjax.mod.selection import portions, top_tokens
+from nagjax.mod.selection import on_any_device, portions, top_tokens
 from nagjax.residual.rows import put, take
 from pallas_kernels.placement import current_placement
 
@@ -32,7 +32,7 @@ def sizes(batch: int, tokens: int, cached: bool) -> tuple[int, ...]:
 
 def needed(ran: Bool[Array, "B T"]) -> Int[Array, ""]:
     """The number of rows, or the largest number of tokens of a sequence, that run."""
-    return jnp.sum(ran) if ran.shape[1] == 1 else jnp.max(jnp.sum(ran, axis=1), initial=0)
+    return on_any_device(jnp.sum(ran) if ran.shape[1] == 1 else jnp.max(jnp.sum(ran, axis=1), initial=0))
 
 
 class Few(NamedTuple):

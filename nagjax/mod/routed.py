@@ -27,7 +27,7 @@ from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.cuts import mean_cut
 from nagjax.mod.deciders import Decider, find_decider
 from nagjax.mod.routers import Router, find_router, routers_for
-from nagjax.mod.selection import is_chosen, lowered, scattered, top_tokens
+from nagjax.mod.selection import is_chosen, lowered, on_any_device, scattered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing, fitting_result, mean_gate
 from nagjax.residual.recalled import recalled
@@ -104,7 +104,7 @@ class MoD:
         """Runs sublayers for the same tokens, which are chosen before the first one: all tokens at rate 0, none at rate
         1, otherwise those that the rule chooses. Raises UserError for top-k with a cache."""
         tokens, rate = ctx.where.positions.shape[1], sites[0].rate
-        if 0.0 < rate < 1.0:
+        if 0.0 < rate < 1.0 and tokens:
             if ctx.causal:
                 return self._decided(stream, sites, cache, ctx)
             if cache is not None:
@@ -218,7 +218,8 @@ class MoD:
         ran = reach(sites[0].cut[None])[..., 0] & real
         above = jnp.sum(reach(adaptive.grid(sites[0].cut)) & real[..., None], axis=1)
         fits = adaptive.sizes(tokens)
-        index = jnp.searchsorted(jnp.asarray(fits), jnp.max(jnp.sum(ran, axis=-1), initial=0))
+        needed = on_any_device(jnp.max(jnp.sum(ran, axis=-1), initial=0))
+        index = jnp.searchsorted(jnp.asarray(fits), needed)
         operands = stream, ctx.where, ran, weights, [(site.branch, site.at) for site in sites]
         done = adaptive.switch(index, [functools.partial(self._sized, k, ctx) for k in fits], operands)
         computed = jnp.asarray(fits, jnp.float32)[index] / tokens
@@ -239,7 +240,7 @@ class MoD:
         rows, there, mine, weights, products = moved
         for (branch, at), product in zip(parts, products, strict=True):
             at = self._at(at, rows, product)
-            gate = jnp.zeros((*ran.shape, 1))
+            gate = _closed(ran)
             if k == 0:
                 stream = scheme.skip(stream, at)
                 done.append((stream, gate, _no_notes(branch, scheme.read(stream))))
@@ -296,14 +297,14 @@ class MoD:
                 after, gate = fitting_result(scheme, rows, picked.shape, result)
                 after = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at))
                 opened = (mine * mean_gate(gate, picked))[..., None]
-                gates = few.put(jnp.zeros((*ran.shape, 1)), opened)
+                gates = few.put(_closed(ran), opened)
                 notes = few.put(nothing, done.notes) if picked.shape[0] < ran.shape[0] else done.notes
                 return few.put(scheme.skip(stream, site.at), after), gates, notes
 
             return run
 
         def pass_by(stream):
-            return scheme.skip(stream, site.at), jnp.zeros((*ran.shape, 1)), nothing
+            return scheme.skip(stream, site.at), _closed(ran), nothing
 
         fits = ragged.sizes(*ran.shape, cache is not None)
         index = jnp.searchsorted(jnp.asarray((0, *fits)), ragged.needed(ran))
@@ -352,12 +353,17 @@ def _update(branch: Any, x: Float[Array, "B T D"], cache: Cache, ctx: ForwardCon
     return Update(*update_of(branch, x, ctx.where, cache))
 
 
+def _closed(ran: Bool[Array, "B T"]) -> Float[Array, "B T 1"]:
+    """The gate of a sublayer that no token enters, split over devices as the tokens are."""
+    return jnp.zeros_like(ran, jnp.float32)[..., None]
+
+
 def _no_notes(branch: Any, x: Float[Array, "B T D"]) -> dict[str, Float[Array, "B ..."]]:
     """The notes of a branch that ran for no token."""
     if not isinstance(branch, Choosing):
         return {}
     notes = jax.eval_shape(lambda x: branch.choose(x, jnp.ones(x.shape[:2], bool), lossless=True).notes, x)
-    return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), notes)
+    return jax.tree.map(jnp.zeros_like, notes)
 
 
 def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from nagjax.layers.where import Where
-from pallas_kernels.placement import current_placement, on_shards
+from pallas_kernels.placement import current_placement, on_shards, varying
 
 
 class Chosen(NamedTuple):
@@ -51,6 +51,13 @@ def lowered(cut: Float[Array, "*#B"], scale: float, dtype: jax.typing.DTypeLike)
     relative = max(2.0**-16, 0.5 * float(jnp.finfo(dtype).eps))
     size = jnp.where(jnp.isfinite(cut), jnp.maximum(jnp.abs(cut), scale), 0.0)
     return jnp.where(jnp.isnan(cut), -jnp.inf, cut - relative * size)
+
+
+def on_any_device(count: Int[Array, ""]) -> Int[Array, ""]:
+    """The largest count of any device of a user's `shard_map`, by which all of them take the same size: gradients of
+    what they share are summed inside it, and devices in different ones would wait for each other."""
+    axes = varying(count)
+    return jax.lax.pmax(count, axes) if axes else count
 
 
 def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:

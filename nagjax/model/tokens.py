@@ -30,8 +30,8 @@ def checked(
             tokens = np.asarray(tokens)
         except ValueError:
             raise UserError("tokens", tokens, "give rows of one length, [B, T]") from None
-    if tokens.ndim != 2:
-        raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")
+    if tokens.ndim != 2 or not tokens.size:
+        raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T], of at least one token")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise UserError("tokens", str(tokens.dtype), "give token ids, whole numbers")
     learned = config.positions == "learned"

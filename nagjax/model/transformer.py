@@ -36,7 +36,7 @@ from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.module import Residual, as_scheme, share_done
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
 from nagjax.residual.sublayer import Result, following, run
-from pallas_kernels import using
+from pallas_kernels.dispatch import preferred, using
 
 POLICIES = {
     "block": jax.checkpoint_policies.nothing_saveable,
@@ -309,7 +309,7 @@ class Transformer(nnx.Module):
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
         written, notes, seen = [], [], []
-        with using(None if self.config.kernels == "auto" else self.config.kernels):
+        with using(preferred() if self.config.kernels == "auto" else self.config.kernels):
             for group, own in zip(self.groups, caches, strict=True):
                 stream, (now, note, found) = self._scan(group, stream, layers, own, ctx, observe)
                 written.append(now)

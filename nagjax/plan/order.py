@@ -12,7 +12,7 @@ from nagjax.mod.config import kept
 from nagjax.options import options_of_run, run_options
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig
-from nagjax.train.distributed.mesh import AXES, check_experts, check_platform, check_rows, check_sequence
+from nagjax.train.distributed.mesh import AXES, batch_parts, check_experts, check_platform, check_rows, check_sequence
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
 TOKENS_PER_CHIP = 8192  # default for the number of tokens in a batch
@@ -114,13 +114,15 @@ def started(config: RunConfig) -> RunConfig:
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
     """The config with this vocabulary, and with defaults for a batch and a mesh that were not given: everything is
     sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens at once. Raises UserError for an
-    implementation that runs on another platform."""
+    implementation that runs on another platform, and for a mesh that does not fill the topology."""
     check_platform(config.model, "tpu" if topology.chip.platform == "tpu" else "gpu")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
     if not mesh_given:
         config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=topology.size))
     if not batch_given:
-        batch = topology.size * max(1, TOKENS_PER_CHIP // config.model.context) * config.train.accumulate
+        shape = _sizes(config.mesh, topology)
+        rows = max(1, shape["sequence"] * TOKENS_PER_CHIP // config.model.context)
+        batch = batch_parts(shape) * rows * config.train.accumulate
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, batch=batch))
     return config
 
@@ -130,7 +132,15 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
 
     Raises UserError if the mesh does not fill the topology, or does not divide batch or context.
     """
-    given = {axis: getattr(config.mesh, axis) for axis in AXES}
+    shape = _sizes(config.mesh, topology)
+    check_rows(config.train.batch, config.train.accumulate, shape)
+    check_sequence(config.model, shape)
+    check_experts(config.model, shape)
+    return shape
+
+
+def _sizes(mesh: MeshConfig, topology: Topology) -> dict[str, int]:
+    given = {axis: getattr(mesh, axis) for axis in AXES}
     rest = math.prod(size for size in given.values() if size is not None)
     shape = {name: max(topology.size // rest, 1) if size is None else size for name, size in given.items()}
     if math.prod(shape.values()) != topology.size:
@@ -139,9 +149,6 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
             tuple(shape.values()),
             f"{topology.name} has {topology.size} chips: the product {' x '.join(shape)} must be {topology.size}",
         )
-    check_rows(config.train.batch, config.train.accumulate, shape)
-    check_sequence(config.model, shape)
-    check_experts(config.model, shape)
     return shape
 
 

@@ -14,7 +14,7 @@ from nagjax.discovery import pick
 from nagjax.errors import UserError, renamed
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose, staying
-from nagjax.report.curve import finite, measure, text_batches
+from nagjax.report.curve import check_depth, finite, measure, text_batches
 from nagjax.report.derived import fresh_state, without_average, write_derived
 from nagjax.residual.protocol import Bridge
 from nagjax.runs.blueprint import ModelBlueprint
@@ -64,6 +64,7 @@ def prune(
     _check(rule, count, blocks, heal_steps, lr)
     with new_folder(out, "prune") as building:
         run = open_run(folder, devices=devices, calibrated=False)
+        check_depth(run)
         if heal_steps:
             check_devices(run.config.train.batch // run.config.train.accumulate, run.blueprint.mesh.shape)
         cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)

@@ -176,7 +176,7 @@ class Residual(nnx.Module):
         """What the next sublayer reads, [*lead, D] in x's dtype. The stream itself tells which sublayer is next; i is
         only checked. Raises UserError for an i outside 1 .. S, unless it is traced."""
         checked(i, self.sublayers)
-        return self.scheme.read(_opened(stream).rows).reshape(*stream.lead, self.width)
+        return self.scheme.read(opened(stream).rows).reshape(*stream.lead, self.width)
 
     def advance(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
@@ -194,7 +194,7 @@ class Residual(nnx.Module):
 
     def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
         """What a head reads after the last sublayer, [*lead, D] in x's dtype."""
-        return self.scheme.close(_opened(stream).rows, self.ends)[0].reshape(*stream.lead, self.width)
+        return self.scheme.close(opened(stream).rows, self.ends)[0].reshape(*stream.lead, self.width)
 
     def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
         """Float32 logits of the scheme's own head over the rows of a table. NAG's head uses the residual's norm. Raises
@@ -202,7 +202,7 @@ class Residual(nnx.Module):
         if np.ndim(table) != 2 or np.shape(table)[1] != self.width:
             raise UserError("table", np.shape(table), f"give a row of {self.width} features for each word")
         table = jnp.asarray(table)
-        logits = unembed(*self.scheme.close(_opened(stream).rows, self.ends), self.scheme.head_rows(table))
+        logits = unembed(*self.scheme.close(opened(stream).rows, self.ends), self.scheme.head_rows(table))
         return logits.reshape(*stream.lead, table.shape[0])
 
     def slots(self) -> Slot:
@@ -227,7 +227,7 @@ class Residual(nnx.Module):
     def _advanced(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot, observe: bool
     ) -> tuple[OpenStream, dict]:
-        return self._step(_opened(stream), lambda _: update, i if isinstance(i, Slot) else self.slot(i), observe)
+        return self._step(opened(stream), lambda _: update, i if isinstance(i, Slot) else self.slot(i), observe)
 
     def _step(self, stream: OpenStream, branch: Branch, slot: Slot, observe: bool) -> tuple[OpenStream, dict]:
         def folded(x: Float[Array, "B T D"]) -> Update:
@@ -377,7 +377,7 @@ def _how(scheme: Scheme) -> str:
     return f"pass progress=step / steps in training and progress=1.0 afterwards, or turn that off ({without})"
 
 
-def _opened(stream: OpenStream) -> OpenStream:
+def opened(stream: OpenStream) -> OpenStream:
     if not isinstance(stream, OpenStream):
         raise UserError("stream", type(stream).__name__, "give what `open` or `advance` returned")
     return stream

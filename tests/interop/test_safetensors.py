@@ -12,7 +12,7 @@ import pytest
 import nagjax
 from nagjax.errors import UserError
 from nagjax.interop.exporting import export
-from nagjax.interop.safetensors import all_there, read_tensors
+from nagjax.interop.safetensors import Lazy, all_there, read_folder, read_tensors, write_tensors
 from nagjax.interop.source import read_source
 from nagjax.residual import find_scheme
 from tests.interop.test_export import run_of
@@ -99,6 +99,19 @@ def test_shards_that_are_missing_or_elsewhere_are_refused(tmp_path):
     index.write_text(index.read_text().replace(names[1], f"../{names[1]}"))
     with pytest.raises(UserError, match="other folders"):
         read_source(folder)
+
+
+def test_a_tensor_is_that_of_the_shard_where_the_index_has_it(tmp_path):
+    one, two, index = (tmp_path / name for name in ("a.safetensors", "b.safetensors", "model.safetensors.index.json"))
+    of = lambda name, value: Lazy(name, (2,), np.dtype(np.float32), lambda: np.full(2, value, np.float32))  # noqa: E731
+    write_tensors(one, [of("w", 1.0)])
+    write_tensors(two, [of("w", 7.0), of("v", 0.0)])
+    index.write_text(json.dumps({"weight_map": {"w": one.name, "v": two.name}}))
+    found = read_folder(tmp_path)
+    assert sorted(found) == ["v", "w"] and found["w"].tolist() == [1.0, 1.0]
+    index.write_text(json.dumps({"weight_map": {"w": one.name, "v": one.name}}))
+    with pytest.raises(UserError, match="weights = 'v': is in no file, but .* says it is in a.safetensors"):
+        read_folder(tmp_path)
 
 
 def test_the_readers_view_is_the_file(model):

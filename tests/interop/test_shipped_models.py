@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import platform
 import shlex
 from pathlib import Path
@@ -24,7 +25,8 @@ from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.measure.skip_curve import calibrate
 from nagjax.residual import find_scheme
-from nagjax.runs.config import TrainConfig
+from nagjax.runs.config import TrainConfig, to_dict
+from tests import tiny
 from tests.interop.parity import logits_of
 from tests.interop.test_export import run_of
 from tests.tolerance import assert_close
@@ -67,6 +69,14 @@ def test_a_wrong_name_is_refused_with_the_right_ones(shipped):
 def test_where_a_run_is_asked_for_a_model_is_refused_with_the_way_to_one(shipped, tmp_path, capsys):
     assert main(["config", str(tmp_path / "models" / "tiny")]) == 2
     assert "is a model's folder, not a run's: nagjax import" in capsys.readouterr().err
+
+
+def test_a_run_is_not_imported(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(to_dict(tiny.run_config(find_scheme("plain")()))))
+    assert main(["import", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert f"source = '{run}': is a run already: every command opens it" in capsys.readouterr().err
 
 
 def test_info_shows_a_model_s_configuration(shipped, tmp_path, capsys):

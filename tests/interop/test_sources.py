@@ -18,6 +18,7 @@ from nagjax.interop.head_bias import fold_head_bias
 from nagjax.interop.importing import import_model
 from nagjax.interop.safetensors import Lazy, read_folder, write_folder
 from nagjax.interop.source import read_source
+from nagjax.layers.config import RopeConfig
 from nagjax.residual import find_scheme
 from tests.interop.parity import logits_of
 from tests.interop.test_export import run_of
@@ -276,6 +277,13 @@ def test_what_is_read_is_written(kind):
         ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers = .1."),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
         ("mixtral", {"num_local_experts": None}, "num_local_experts = None: is missing"),
+        ("mixtral", {"num_experts_per_tok": 1}, "config.json: num_experts_per_tok = 1: cannot be imported"),
+        ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, "num_experts_per_tok = 1"),
+        ("llama", {"rms_norm_eps": None}, "config.json: rms_norm_eps = None: give a number"),
+        ("llama", {"rope_theta": None}, "config.json: rope_theta = None: give a number"),
+        ("gpt2", {"layer_norm_epsilon": "small"}, "config.json: layer_norm_epsilon = 'small': give a number"),
+        ("llama", {"rope_scaling": "linear"}, "config.json: rope_scaling = 'linear': give an object"),
+        ("llamo", {}, "config.json: model_type = 'llamo': is not a family nagjax reads"),
         ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate = False"),
     ],
 )  # fmt: skip
@@ -283,6 +291,15 @@ def test_what_a_family_could_also_be_is_refused_by_name(kind, changes, named):
     values = NEEDED | {"model_type": kind} | changes
     with pytest.raises(UserError, match=named):
         family_of(values).read(values)
+
+
+def test_yarn_may_have_no_frequencies_in_between():
+    given = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 2, "beta_slow": 2}
+    values = NEEDED | {"model_type": "llama", "rope_scaling": given, "max_position_embeddings": 64}
+    rope = family_of(values).read(values)[0].block.rope
+    assert (rope.scaling, rope.low, rope.high) == ("yarn", 2.0, 2.0)
+    with pytest.raises(UserError, match="low = 2.0"):
+        RopeConfig("llama3", 4.0, 2.0, 2.0)
 
 
 def test_rotary_parameters_of_phi3_that_name_no_type_are_the_usual_ones():

@@ -1,6 +1,9 @@
 """Mixture-of-Depths around branches of a user's own."""
 
+import dataclasses
+import itertools
 import warnings
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,8 @@ from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
 from nagjax.mod.module import MixtureOfDepths, Routed
 from nagjax.residual import find_scheme
+from nagjax.residual.module import Residual
+from nagjax.residual.schemes.plain import Plain
 from nagjax.train.step import Cuts, _averaged
 from tests import tiny
 from tests.mod.routing_models import make
@@ -139,6 +144,48 @@ def test_no_sequences_no_work():
     assert got.shape == (0, TOKENS, WIDTH) and routed.ran.shape == (1, 0, TOKENS)
     got, _ = own(jnp.ones((0, TOKENS, WIDTH)), [tanh], progress=1.0, causal=True, cuts=jnp.zeros(1))
     assert got.shape == (0, TOKENS, WIDTH)
+    linear = MixtureOfDepths(residual("plain", 1), 0.5, rngs=nnx.Rngs(0))
+    for module, causal in itertools.product((own, linear), (False, True)):
+        how = {"causal": True, "cuts": jnp.zeros(1)} if causal else {}
+        got, routed = module(jnp.ones((2, 0, WIDTH)), [tanh], progress=1.0, **how)
+        assert got.shape == (2, 0, WIDTH) and routed.ran.shape == (1, 2, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Plain):
+    """Plain, whose stream also counts each token's updates, in whole numbers."""
+
+    name: ClassVar[str] = "counting"
+
+    def open(self, x, at, ends):
+        return super().open(x, at, ends), jnp.zeros((*x.shape[:2], 1), jnp.int32)
+
+    def read(self, stream):
+        return super().read(stream[0])
+
+    def advance(self, stream, update, at):
+        after = super().advance(stream[0], update, at)
+        return (after[0], stream[1] + 1), after[1]
+
+    def skip(self, stream, at):
+        return super().skip(stream[0], at), stream[1]
+
+    def close(self, stream, ends):
+        return super().close(stream[0], ends)
+
+    def lanes(self, stream):
+        return super().lanes(stream[0])
+
+
+def test_a_stream_may_hold_whole_numbers():
+    inner = Residual(Counting(), WIDTH, 2, rngs=nnx.Rngs(0))
+    own, x = MixtureOfDepths(inner, 0.25, rngs=nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
+    stream, ran = inner.open(x, 1.0), []
+    for i in (1, 2):
+        stream, routed = own.advance(stream, tanh, i)
+        ran.append(routed.ran)
+    np.testing.assert_array_equal(stream.rows[1][..., 0], sum(one.astype(int) for one in ran))
+    assert 0 < sum(ran).sum() < 2 * x.shape[0] * TOKENS
 
 
 def test_nags_router_goes_by_the_size_of_the_turn():
@@ -186,6 +233,9 @@ def test_what_does_not_fit_is_refused():
         (lambda: own(x[0], [tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [tanh] * 4, progress=1.0, causal=True), "cuts"),
         (lambda: own.advance(own.residual.open(x, 1.0), tanh, 0), "i"),
+        (lambda: own.advance(own.residual.open(x, 1.0), tanh, 1, causal=True), "^cut"),
+        (lambda: own.advance(own.residual.open(x[0], 1.0), tanh, 1), "stream"),
+        (lambda: own.advance(x, tanh, 1), "stream"),
         (lambda: linear.advance(linear.residual.open(x, 1.0), tanh, 1.5), "i"),
         (lambda: own.advance(own.residual.open(x, 1.0), tanh, 1, causal=True, cut=jnp.zeros(TOKENS)), "cut"),
         (lambda: own(x, [tanh] * 4, progress=1.0, where=Where.whole(1, TOKENS)), "where"),

@@ -9,6 +9,7 @@ from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from pallas_kernels import using
 from tests import tiny
 from tests.tolerance import assert_close
 
@@ -22,6 +23,13 @@ def jaxpr_and_hidden(scheme, kernels):
         return nnx.merge(graph, params)(jnp.arange(8)[None] % 11, Where.whole(1, 8)).hidden
 
     return str(jax.make_jaxpr(run)(params)), jax.jit(run)(params)
+
+
+def test_auto_is_what_the_surrounding_program_chooses():
+    chosen, _ = jaxpr_and_hidden("nag", "reference")
+    with using("reference"):
+        assert jaxpr_and_hidden("nag", "auto")[0].count("custom_vjp_call") == chosen.count("custom_vjp_call")
+        assert jaxpr_and_hidden("nag", "xla")[0].count("custom_vjp_call") > chosen.count("custom_vjp_call")
 
 
 @pytest.mark.parametrize("scheme", ["plain", "review", "nag"])

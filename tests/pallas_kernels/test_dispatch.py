@@ -147,10 +147,13 @@ def test_rows_without_features_are_no_launch():
 def test_a_second_derivative_of_kernels_is_refused_in_words():
     loss = lambda x, **how: nag_update(x, *ARGS[1:], **how)[0].sum()  # noqa: E731
     product = lambda **how: jax.jvp(jax.grad(functools.partial(loss, **how)), ARGS[:1], ARGS[:1])[1]  # noqa: E731
+    again = lambda x, _: (jnp.sin(nag_update(x, ARGS[1], jnp.sin(x), ARGS[3])[0]), None)  # noqa: E731
+    looped = lambda x: jax.lax.scan(again, x, length=2)[0].sum()  # noqa: E731
     for call in (
         product,
         lambda: jax.hessian(loss)(ARGS[0]),
         lambda: jax.grad(lambda x: jax.grad(loss)(x).sum())(ARGS[0]),
+        lambda: jax.grad(lambda x: jax.grad(looped)(x).sum())(ARGS[0]),
     ):
         with pytest.raises(NotImplementedError, match=r"nag_update: its kernels have no second derivative; .*'xla'"):
             call()

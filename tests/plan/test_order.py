@@ -16,6 +16,7 @@ from nagjax.plan.order import choose, filled, mesh_shape, options
 from nagjax.plan.topology import parse
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.train.distributed.mesh import batch_parts
 
 
 def run(mesh=None, batch=16, accumulate=1, **model):
@@ -124,6 +125,20 @@ def test_a_batch_and_a_mesh_that_are_not_given():
     assert mesh_shape(kept, topology)["data"] == 16 and kept.train.batch == 16
     parts = filled(run(accumulate=4), topology, 500, batch_given=False, mesh_given=False)
     assert parts.train.batch == 16 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    "context, mesh, batch",
+    [(1024, {"tensor": 4}, 32), (32768, {"sequence": 4}, 4), (32768, {"sequence": 16}, 4), (1024, {"tensor": 16}, 8)],
+)
+def test_each_chip_gets_as_many_tokens_however_the_model_is_split(context, mesh, batch):
+    """8192, or a whole sequence's part where that is more."""
+    topology, model = parse("v5e:4x4"), dataclasses.replace(run().model, context=context)
+    config = dataclasses.replace(run(MeshConfig(**mesh)), model=model)
+    found = filled(config, topology, 500, batch_given=False, mesh_given=True)
+    shape = mesh_shape(found, topology)
+    assert found.train.batch == batch
+    assert batch // batch_parts(shape) * context // shape["sequence"] == 8192
 
 
 @pytest.mark.parametrize(

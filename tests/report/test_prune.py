@@ -167,9 +167,11 @@ def test_what_cannot_be_removed_is_refused(run_folder, tmp_path, field, options)
     assert refused.value.field == field and not (tmp_path / "out").exists()
 
 
-def test_a_model_of_one_block_has_none_to_leave_out():
+def test_a_model_of_one_block_has_none_to_leave_out(monkeypatch, tmp_path):
     run = OpenRun("run", blueprint(run_config(find_scheme("plain")(), depth=1)), 0, {}, {}, load_tokenizer("bytes"))
-    for look in (lambda: curve_of(run, None, (), 1), lambda: diagnose(run)):
+    monkeypatch.setattr("nagjax.report.pruning.open_run", lambda *_, **__: run)
+    whole = lambda: prune("run", tmp_path / "out", count=1)  # noqa: E731
+    for look in (lambda: curve_of(run, None, (), 1), lambda: diagnose(run), whole):
         with pytest.raises(UserError, match="run = 'run': has a single block"):
             look()
 

@@ -66,9 +66,34 @@ def test_gradients_through_a_vmap_over_the_split_axis(name, mesh):
     assert_same(*both(own, each, mesh))
 
 
+def test_gains_that_are_split_where_the_rows_are_whole(mesh):
+    own, x = residual("plain"), normal(0, 4, 6, WIDTH)
+    graph, params = nnx.split(own)
+    run = lambda params, x: nnx.merge(graph, params)(x, [jnp.tanh] * SUBLAYERS, progress=1.0)  # noqa: E731
+    want = run(params, x)
+    split = lambda leaf: NamedSharding(mesh, P(*[None] * (leaf.ndim - 1), "tensor"))  # noqa: E731
+    with jax.set_mesh(mesh):
+        got = jax.jit(run)(
+            jax.device_put(params, jax.tree.map(split, params)), jax.device_put(x, NamedSharding(mesh, P()))
+        )
+    assert_same([want], [jax.device_get(got)])
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("kinds", [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)], ids=str)
+def test_a_mesh_of_both_kinds_of_axes(kinds, wrap, mesh):
+    mixed, own = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=kinds, devices=jax.devices()[:4]), residual("nag")
+    x, run = normal(0, 4, 6, WIDTH), lambda x: own(x, [jnp.tanh] * SUBLAYERS, progress=1.0)
+    with jax.set_mesh(mixed):
+        placed = jax.device_put(x, NamedSharding(mixed, P("data")))
+        got = jax.jit(shard_rows(run, mixed, "data") if wrap else run)(placed)
+    assert_same([run(x)], [jax.device_get(got)])
+
+
+@pytest.mark.parametrize("how", [{}, {"causal": True, "cuts": jnp.full(SUBLAYERS, 0.2)}], ids=["top-k", "causal"])
 @pytest.mark.parametrize("wrap", [lambda mesh: lambda step: step, lambda mesh: lambda s: shard_rows(s, mesh, "data")])
 @pytest.mark.parametrize("name", ["nag", "plain"])
-def test_with_mixture_of_depths(name, wrap, mesh):
+def test_with_mixture_of_depths(name, wrap, how, mesh):
     own = nagjax.MixtureOfDepths(residual(name), 0.5, rngs=nnx.Rngs(1))
-    forward = lambda own, x: own(x, [jnp.tanh] * SUBLAYERS, progress=1.0)[0]  # noqa: E731
+    forward = lambda own, x: own(x, [jnp.tanh] * SUBLAYERS, progress=1.0, **how)[0]  # noqa: E731
     assert_same(*both(own, forward, mesh, wrap=wrap(mesh)))

@@ -289,6 +289,24 @@ def test_eval_takes_both(separate, whole, questions, tmp_path, capsys):
     assert set(json.loads(capsys.readouterr().out.splitlines()[-1])) == {"fox", "b"}
 
 
+def test_scores_of_other_tasks_stay(whole, questions, tmp_path, capsys):
+    """If they are of the same weights and as many questions; that they are replaced is told."""
+    run, other = shutil.copytree(whole, tmp_path / "run"), str(shutil.copy(questions, tmp_path / "b.jsonl"))
+    (run / names.TASKS).unlink(missing_ok=True)  # by other tests
+    stored = lambda: json.loads((run / names.TASKS).read_text())  # noqa: E731
+    ask = lambda *options: main(["eval", str(run), "--limit", "2", "--tasks", *options])  # noqa: E731
+    assert ask(questions) == 0
+    before = stored()["results"]["fox"]
+    assert ask(other) == 0
+    assert stored()["tasks"] == [questions, other] and {*stored()["results"]} == {"fox", "b"}
+    assert stored()["results"]["fox"] == before
+    capsys.readouterr()
+    assert ask(other, "--weights", "int8") == 0
+    assert {*stored()["results"]} == {"b"} and "they are replaced" in capsys.readouterr().err
+    (run / names.TASKS).write_text("damaged")
+    assert ask(other) == 0 and {*stored()["results"]} == {"b"}
+
+
 def test_eval_with_weights_of_8_bits(whole, questions, capsys):
     """Loss and tasks of the rounded matrices: close to those of the full ones, and not the same."""
     args = ["eval", str(whole), "--as-json", "--weights", "int8"]

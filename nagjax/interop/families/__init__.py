@@ -72,4 +72,4 @@ def family_of(config: dict) -> Family:
         if kind in family.model_types:
             return family
     known = ", ".join(sorted(kind for family in families() for kind in family.model_types))
-    raise UserError("model_type", kind, f"is not a family nagjax reads; known: {known}")
+    raise UserError("config.json: model_type", kind, f"is not a family nagjax reads; known: {known}")

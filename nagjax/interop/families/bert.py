@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import learned_positions, only, read_sizes, refuse, write_sizes
+from nagjax.interop.families.common import learned_positions, number, only, read_sizes, refuse, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES, check_blocks
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norms, same
 from nagjax.layers.config import BlockConfig
@@ -41,7 +41,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "add_cross_attention", (False,), False)
     only(config, "position_embedding_type", ("absolute",), "absolute")
     activation = only(config, "hidden_act", tuple(KNOWN), "gelu")
-    epsilon = float(config.get("layer_norm_eps", 1e-12))
+    epsilon = number(config, "layer_norm_eps", 1e-12)
     context = learned_positions(config, 512)
     sizes = read_sizes(config | {"max_position_embeddings": context}, context, tied=True)
     head = any(str(name).endswith(WITH_HEAD) for name in config.get("architectures") or WITH_HEAD)

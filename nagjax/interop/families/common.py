@@ -25,6 +25,13 @@ def read_depth(config: dict) -> int:
     return depth
 
 
+def number(config: dict, name: str, default: float) -> float:
+    """The value of a field as a float. Raises UserError, naming the field, for one that is no number."""
+    value = config.get(name, default)
+    check_value(f"config.json: {name}", value, float)
+    return float(value)
+
+
 def only(config: dict, name: str, allowed: tuple, default: object) -> object:
     """The value of a field of which nagjax supports only the `allowed` values. Raises UserError for others."""
     value = config.get(name, default)
@@ -77,7 +84,7 @@ def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float
     """Rotary base, scaling, and the share of the features that are rotated (None if the file does not say), from files
     of old and new versions."""
     given = rope_settings(config)
-    base = float(given.get("rope_theta", config.get("rope_theta", base)))
+    base = number(given if "rope_theta" in given else config, "rope_theta", base)
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return base, read_scaling(given, context, config.get(LONGEST) or context), share
 
@@ -86,6 +93,9 @@ def rope_settings(config: dict) -> dict:
     """`rope_parameters`, or in older files `rope_scaling`, which transformers prefers if a file has both. Raises
     UserError if the two differ."""
     given, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    for name, values in (("rope_parameters", given), ("rope_scaling", old)):
+        if not isinstance(values, dict):
+            raise UserError(f"config.json: {name}", values, "give an object, as transformers writes it")
     if given and any(given.get("rope_type" if name == "type" else name) != value for name, value in old.items()):
         raise UserError("config.json: rope_scaling", old, f"rope_parameters says otherwise ({given}): keep one of them")
     return given or old

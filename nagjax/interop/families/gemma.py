@@ -5,6 +5,7 @@ The scale is folded into the table. If the head uses the same table, the last no
 
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import (
+    number,
     only,
     own_head_width,
     read_sizes,
@@ -29,7 +30,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_activation", (None, *ACTIVATION), None)
     context = int(config.get("max_position_embeddings") or 8192)
     base, rope = read_whole_rope(config, context)
-    return read_model(config, context, base, rope=rope), Plain(epsilon=float(config.get("rms_norm_eps", 1e-6)))
+    return read_model(config, context, base, rope=rope), Plain(epsilon=number(config, "rms_norm_eps", 1e-6))
 
 
 def read_model(config: dict, context: int, base: float, more: dict | None = None, **block) -> ModelConfig:

@@ -6,6 +6,7 @@ from nagjax.interop.families.common import (
     SLIDING,
     full_blocks,
     layer_types,
+    number,
     only,
     read_depth,
     read_whole_rope,
@@ -59,7 +60,7 @@ def read_common(config: dict, context: int, base: float, caps: dict, more: dict 
 def query_scale(model: ModelConfig, config: dict) -> float:
     """The factor on queries: attention's logits are divided by the root of `query_pre_attn_scalar` in the file's model,
     and here by the root of the head's width."""
-    return (model.head_width / float(config.get("query_pre_attn_scalar", 256))) ** 0.5
+    return (model.head_width / number(config, "query_pre_attn_scalar", 256)) ** 0.5
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import need, only, refuse
+from nagjax.interop.families.common import need, number, only, refuse
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, layer_norms, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
@@ -35,7 +35,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         tied=bool(config.get("tie_word_embeddings", True)),
         block=BlockConfig(biases=BIASES),
     )
-    return model, LayerNorm(epsilon=float(config.get("layer_norm_epsilon", 1e-5)))
+    return model, LayerNorm(epsilon=number(config, "layer_norm_epsilon", 1e-5))
 
 
 def _thirds(x: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope, write_sizes
+from nagjax.interop.families.common import number, only, read_rope, read_sizes, refuse, write_rope, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, check_blocks
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, biased, layer_norms, same, transposed
 from nagjax.layers.config import BlockConfig
@@ -31,7 +31,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         ),
     )
     scheme = Parallel if config.get("use_parallel_residual", True) else LayerNorm
-    return model, scheme(epsilon=float(config.get("layer_norm_eps", 1e-5)))
+    return model, scheme(epsilon=number(config, "layer_norm_eps", 1e-5))
 
 
 def _heads_apart(x: np.ndarray, heads: int) -> tuple[np.ndarray, ...]:

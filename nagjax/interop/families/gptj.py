@@ -8,7 +8,7 @@ import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.interop.families import Family, read_only
-from nagjax.interop.families.common import need, only
+from nagjax.interop.families.common import need, number, only
 from nagjax.interop.families.gpt2 import ACTIVATIONS, read_sizes
 from nagjax.interop.head_bias import fold_head_bias
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norms, same, shared, transposed
@@ -31,7 +31,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         qk_norm=False,
         block=BlockConfig(biases=("mlp",), rotated=_share(rotated, head_width)),
     )
-    return model, Parallel(epsilon=float(config.get("layer_norm_epsilon", 1e-5)))
+    return model, Parallel(epsilon=number(config, "layer_norm_epsilon", 1e-5))
 
 
 def _share(rotated: int, head_width: int) -> float:

@@ -2,6 +2,7 @@
 Llama."""
 
 from nagjax.interop.families import Family, llama, read_only
+from nagjax.interop.families.common import number
 from nagjax.interop.tensors import Tensor
 from nagjax.model.config import ModelConfig
 from nagjax.ranges import Positive, check_value
@@ -20,7 +21,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     """Scales the queries so that attention's own 1 / sqrt(Dh) gives the file's scale, and the outputs of branches by
     the residual multiplier. If the head shares the embedding's table, the last norm's gain compensates the table's
     scale."""
-    embedding, attention, residual, logits = (float(config.get(name, 1.0)) for name in MULTIPLIERS)
+    embedding, attention, residual, logits = (number(config, name, 1.0) for name in MULTIPLIERS)
     scales = {
         "embedding.tokens": embedding,
         "entry.gain": 1.0 / (logits * (embedding if model.tied else 1.0)),

@@ -2,6 +2,7 @@
 
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import (
+    number,
     only,
     own_head_width,
     read_sizes,
@@ -33,7 +34,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_act", ("silu", "swish"), "silu")
     biases = ("qkv",) if kind == "qwen2" else ("qkv", "out") if config.get("attention_bias") else ()
     biases += ("mlp",) if config.get("mlp_bias") else ()
-    epsilon = float(config.get("rms_norm_eps", 1e-6))
+    epsilon = number(config, "rms_norm_eps", 1e-6)
     sizes = read_sizes(config, CONTEXT[kind], kv_heads=8 if mistral else None)
     base, rope = read_whole_rope(config, sizes["context"])
     head_width = config.get("head_dim") or (128 if kind == "qwen3" else None)

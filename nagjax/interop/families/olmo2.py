@@ -1,7 +1,7 @@
 """OLMo 2: norms at the end of every branch, and on queries and keys over all heads together."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, own_head_width, read_sizes, read_whole_rope, refuse
+from nagjax.interop.families.common import number, only, own_head_width, read_sizes, read_whole_rope, refuse
 from nagjax.interop.families.llama import attention_tensors, other_tensors, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -12,7 +12,7 @@ from nagjax.residual.schemes.reordered import Reordered
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_act", ("silu", "swish"), "silu")
-    epsilon = float(config.get("rms_norm_eps", 1e-5))
+    epsilon = number(config, "rms_norm_eps", 1e-5)
     sizes = read_sizes(config, 2048)
     base, rope = read_whole_rope(config, sizes["context"])
     block = BlockConfig(

@@ -4,7 +4,7 @@ in the head. Import only."""
 import numpy as np
 
 from nagjax.interop.families import Family, read_only
-from nagjax.interop.families.common import only, read_rope, read_sizes
+from nagjax.interop.families.common import number, only, read_rope, read_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.gptj import one_norm
 from nagjax.interop.head_bias import fold_head_bias
@@ -28,7 +28,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         qk_norm=False,
         block=BlockConfig(biases=BIASES, rotated=0.5 if share is None else share, rope=rope),
     )
-    return model, Parallel(epsilon=float(config.get("layer_norm_eps", 1e-5)))
+    return model, Parallel(epsilon=number(config, "layer_norm_eps", 1e-5))
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

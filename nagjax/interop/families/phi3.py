@@ -2,7 +2,7 @@
 each head."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import only, read_rope, read_sizes, read_window, refuse
+from nagjax.interop.families.common import number, only, read_rope, read_sizes, read_window, refuse
 from nagjax.interop.families.llama import embedding_tensors, rms_norms, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, Tensor, stacked_rows, transposed
 from nagjax.layers.config import BlockConfig
@@ -25,7 +25,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
             **read_window(config, sizes["context"]),
         ),
     )
-    return model, Plain(epsilon=float(config.get("rms_norm_eps", 1e-5)))
+    return model, Plain(epsilon=number(config, "rms_norm_eps", 1e-5))
 
 
 def _with_original(config: dict) -> dict:

@@ -42,7 +42,7 @@ def _window(config: dict, context: int) -> dict:
 def read_experts(config: dict) -> MoEConfig:
     if config["model_type"] == "mixtral":
         many, active, hidden = need(config, "num_local_experts", "num_experts_per_tok", "intermediate_size")
-        return MoEConfig(many, active, hidden=hidden)
+        return MoEConfig(many, _several(active), hidden=hidden)
     config = {"num_experts": config.get("num_local_experts")} | config  # the name that transformers 5 writes
     many, active, hidden = need(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     only(config, "decoder_sparse_step", (1,), 1)
@@ -50,8 +50,16 @@ def read_experts(config: dict) -> MoEConfig:
         raise UserError(
             "config.json: mlp_only_layers", config["mlp_only_layers"], "blocks with one MLP: cannot be mixed"
         )
-    weights = "normalised" if config.get("norm_topk_prob", False) else "score"
-    return MoEConfig(many, active, hidden=hidden, weights=weights)
+    if config.get("norm_topk_prob", False):
+        return MoEConfig(many, _several(active), hidden=hidden)
+    return MoEConfig(many, active, hidden=hidden, weights="score")
+
+
+def _several(active: int) -> int:
+    if active == 1:
+        fix = "cannot be imported: the normalised weight of one expert is always 1, and its router has no gradient"
+        raise UserError("config.json: num_experts_per_tok", active, fix)
+    return active
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

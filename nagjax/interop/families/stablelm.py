@@ -1,7 +1,7 @@
 """StableLM: LayerNorm before gated branches, in sequence or in parallel, rotary on a part of each head."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_rope, read_sizes, refuse
+from nagjax.interop.families.common import number, only, read_rope, read_sizes, refuse
 from nagjax.interop.families.gptj import one_norm
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors, write_common
 from nagjax.interop.tensors import Tensor, layer_norms
@@ -28,7 +28,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         ),
     )
     scheme = Parallel if config.get("use_parallel_residual") else LayerNorm
-    return model, scheme(epsilon=float(config.get("layer_norm_eps", 1e-5)))
+    return model, scheme(epsilon=number(config, "layer_norm_eps", 1e-5))
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import (
+    number,
     only,
     read_sizes,
     read_whole_rope,
@@ -36,7 +37,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
             **read_window(config, sizes["context"]),
         ),
     )
-    return model, LayerNorm(epsilon=float(config.get("norm_epsilon", 1e-5)))
+    return model, LayerNorm(epsilon=number(config, "norm_epsilon", 1e-5))
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from nagjax.mod.routers import Router
+from pallas_kernels.placement import varying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +15,8 @@ class RandomRouter(Router):
     """Scores uniform in [0, 1), independent between sublayers, rows, documents and positions.
 
     A score is a hash of the token's place and of the pass's noise, and does not depend on other tokens: decoding token
-    by token gives the same scores as a pass over the whole text.
+    by token gives the same scores as a pass over the whole text. Inside a `shard_map` whose types are checked, as they
+    are by default, each device's rows count from those of the devices before it.
     """
 
     name: ClassVar[str] = "random"
@@ -23,6 +25,8 @@ class RandomRouter(Router):
 
     def score(self, scheme, stream, own, at, where, noise):
         rows = jnp.arange(where.positions.shape[0])[:, None]
+        if axes := varying(jax.tree.leaves(stream)[0]):
+            rows = rows + len(rows) * jax.lax.axis_index(axes)
         word = noise.astype(jnp.uint32)
         for part in (at.index, rows, where.segments, where.positions):
             word = _mixed(word ^ jnp.asarray(part).astype(jnp.uint32))
