@@ -6,7 +6,8 @@ Source: this project's equal_flops, whose longest runs of plain have 2.7M tokens
 Expected: in equal_flops NAG leads at 16 blocks x 64 by 0.017 where plain has 1.3M tokens, and by 0.029 where it has
   2.7M; at equal tokens NAG as published leads by 0.025 after 4.2M; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 15 s; cpu two hours with --processes 2 and --reuse (estimated); resumable; h200 and paper not measured
+Time: smoke 15 s; cpu four hours beside other work, with --processes 2 and --reuse; resumable; h200 and paper not
+  measured
 Command: nice python -m experiments.equal_flops_tokens --reuse tokens_and_depth.longest --processes 2
 Known: cpu: all runs of plain
 
