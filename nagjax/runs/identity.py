@@ -81,10 +81,9 @@ def owner(config: RunConfig, run: str | None) -> dict:
 def found_run(folder: Path, config: RunConfig) -> dict:
     """Makes the folder that of a new run: writes its config and a new id. Returns its `owner`."""
     run, start = uuid.uuid4().hex, read_id(Path(config.start)) if config.start else None
-    before = _read_identity(folder)
-    again = start is not None and before is not None and before.start == start  # it has saved nothing so far
+    step = start_step_of(folder, Path(config.start)) if config.start else None  # of a run that has saved nothing here
     write_json(folder / CONFIG, to_dict(config))
-    _write_identity(folder, _Identity(run, start, before.start_step if again and before else None))
+    _write_identity(folder, _Identity(run, start, step))
     return owner(config, run)
 
 
@@ -102,10 +101,11 @@ def start_of(folder: Path) -> str | None:
     return found.start if found else None
 
 
-def start_step_of(folder: Path) -> int | None:
-    """The step of the run to start from whose weights the run in `folder` began with; None if it has not begun."""
-    found = _read_identity(folder)
-    return found.start_step if found else None
+def start_step_of(folder: Path, start: Path) -> int | None:
+    """The step of the run in `start` whose weights the run in `folder` began with; None if it has not begun with it, or
+    an older version made one of the two."""
+    found, there = _read_identity(folder), read_id(start)
+    return found.start_step if found is not None and there is not None and found.start == there else None
 
 
 def settle_start_step(folder: Path, step: int) -> None:

@@ -124,7 +124,7 @@ def begin(blueprint: Blueprint, own: Path | None = None) -> TrainState:
 
 def _begun_with(start: str, own: Path | None) -> int | None:
     """The step of the run in `start` with whose parameters the run in `own` has begun before; None if it has not."""
-    step = start_step_of(own) if own is not None else None
+    step = start_step_of(own, Path(start)) if own is not None else None
     if step is not None and step not in steps_saved(Path(start) / CHECKPOINTS):
         fix = f"this run began with its step {step}, which is gone: bring it back, or begin with the newest by --fresh"
         raise UserError("start", start, fix)

@@ -144,6 +144,8 @@ def test_a_run_that_has_saved_nothing_begins_again_with_the_same_weights(first, 
     with pytest.raises(UserError, match=f"start = .*base.*its step {early}, which is gone: .*--fresh"):
         train(another(base), tmp_path / "gone")
     assert contents(tmp_path / "gone") == before
+    elsewhere = shutil.copytree(tmp_path / "gone", tmp_path / "elsewhere")
+    train(another(whole), elsewhere)  # from another run, whose steps are others
     train(another(base), tmp_path / "gone", fresh=True)
     assert comparable(tmp_path / "gone" / "metrics.jsonl") != comparable(whole / "metrics.jsonl")
 
