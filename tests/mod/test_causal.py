@@ -167,7 +167,8 @@ def test_random_scores_are_uniform_and_know_only_their_place():
 
     def scores(where, index=1, noise=0):
         at = Boundary(None, None, jnp.int32(index), jnp.int32(0), None, 8)
-        return np.asarray(model.mod.router.score(None, None, None, at, where, jnp.uint32(noise)))
+        stream = jnp.zeros((*where.positions.shape, 1))  # of which only the place counts
+        return np.asarray(model.mod.router.score(None, stream, None, at, where, jnp.uint32(noise)))
 
     whole = Where.whole(64, 256)
     all_of_them = scores(whole)
