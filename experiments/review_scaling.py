@@ -197,7 +197,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         means = ", ".join(f"{row['variant']} {row['mean loss']:.4f}" for row in here)
         tests = [f"t {row['t']:.1f} p {row['p']:.2g}" for row in here if row["t"] != ""]
         told.append(f"{size}: {means}" + (f" ({'; '.join(tests)})" if tests else ""))
-    last = [row for row in rows if row["size"] == list(found)[-1] and row["t"] != ""]
+    largest = list(found)[-1]
+    last = [row for row in rows if row["size"] == largest and row["t"] != ""]
     lost = diverged(records)
     sound = lambda row, variant: (row["size"], variant) not in lost  # noqa: E731
     adjusted = zip(last, holm([row["p"] for row in last]), strict=True)
@@ -208,7 +209,6 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         verdict = "not supported"
     reasons = []
     if settings.csv:  # what is trained here `evidence.concluded` bars
-        largest = list(found)[-1]
         reasons = barred(min(map(len, found[largest].values())), [], None, tuned=True)
         reasons += [f"without {variant}" for variant in CLAIMED if variant not in found[largest]]
         reasons += [f"{largest} is not among {', '.join(LARGE)}"] if largest not in LARGE else []

@@ -308,7 +308,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
             shape, rows = _flatten(given, local)
             return _unflatten(shape, op.gradients, backward_rows(*rows))
 
-        arrays, lead = (*residuals, *cotangents), len(_lead_shape(given, (*residuals, *cotangents)))
+        lead = len(_lead_shape(given, arrays := (*residuals, *cotangents)))
         with interpreting(interpret):
             sums = iter(on_shards(shard, placement, _rows(lead, given), _rows(lead, op.gradients))(*arrays))
         return tuple(None if i in op.integer_inputs else next(sums).astype(dtype) for i, dtype in enumerate(dtypes))
