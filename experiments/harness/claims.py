@@ -224,11 +224,7 @@ class Deeper(Claim):
 
     def decide(self, outcome: Outcome) -> Decision:
         first, *deeper = outcome.shapes
-        gaps = {
-            (arm, shape): Gap.of(f"{arm} at {shape.name}", outcome.losses(arm, first), outcome.losses(arm, shape))
-            for arm in outcome.arms
-            for shape in deeper
-        }
+        gaps = {(arm, shape): outcome.gain(arm, first, shape) for arm in outcome.arms for shape in deeper}
         told = ", ".join(f"{gap.name} {outcome.gap_text(gap)}" for gap in gaps.values())
         text = f"loss at {first.name} minus that of {told} nats per token; {outcome.ranking()}"
         own = [gap for (arm, _), gap in gaps.items() if arm == self.judged]

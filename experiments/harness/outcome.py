@@ -68,8 +68,15 @@ class Outcome:
 
     def gap(self, rival: str, judged: str, shape: Shape) -> Gap:
         """The rival's loss minus the judged arm's."""
-        tried = [self.tried(arm, shape).loss for arm in (rival, judged)]
-        gap = Gap.of(f"{rival} at {shape.name}", self.losses(rival, shape), self.losses(judged, shape))
+        return self._gap(f"{rival} at {shape.name}", (rival, shape), (judged, shape))
+
+    def gain(self, arm: str, shape: Shape, other: Shape) -> Gap:
+        """An arm's loss at a shape minus its loss at another."""
+        return self._gap(f"{arm} at {other.name}", (arm, shape), (arm, other))
+
+    def _gap(self, name: str, rival: tuple[str, Shape], judged: tuple[str, Shape]) -> Gap:
+        tried = [self.tried(*pair).loss for pair in (rival, judged)]
+        gap = Gap.of(name, self.losses(*rival), self.losses(*judged))
         return dataclasses.replace(gap, hint=tried[0] - tried[1] if all(map(math.isfinite, tried)) else math.nan)
 
     def gap_text(self, gap: Gap) -> str:

@@ -263,6 +263,8 @@ def test_without_fresh_seeds_the_tuning_s_own_are_shown_and_decide_nothing():
     own = [r for r in records(GROWING) if "factor" in r.labels]
     found = comparison(LEAD).summarise(dataclasses.replace(SETTINGS, seeds=0), own)
     assert found.verdict == "undecided" and "(tuning seed)" in found.measured and found.headline.endswith("+0.100 nats")
+    deeper = comparison(Deeper("nag")).summarise(dataclasses.replace(SETTINGS, seeds=0), own)
+    assert deeper.verdict == "undecided" and deeper.headline.endswith("(tuning seed) nats")
 
 
 def test_a_best_rate_that_only_the_widened_grid_has_is_shown_with_its_run():
