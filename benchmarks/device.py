@@ -80,8 +80,7 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
 def environment(part: str) -> dict[str, str]:
     """The environment variables of a part's process. Parts share the cache of compiled programs. For PyTorch's peers
     jax must leave memory on the same device; in all other parts jax reserves nearly all of it at once, because the
-    pieces that one step frees may be too small for the next one. For the profile, launches of kernels as graphs are
-    turned off, because the profiler cannot attribute them to operations (openxla/xprof#3070)."""
+    pieces that one step frees may be too small for the next one."""
     own = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     if "JAX_COMPILATION_CACHE_DIR" not in own:
         own["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir(), "nagjax-device-programs"))
@@ -94,8 +93,6 @@ def environment(part: str) -> dict[str, str]:
         own.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     elif "XLA_PYTHON_CLIENT_MEM_FRACTION" not in own:
         own.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
-    if part == "profile":
-        own["XLA_FLAGS"] = f"{own.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=".strip()
     return own
 
 

@@ -7,7 +7,7 @@ from benchmarks.parts.rows import Case, Options
 from benchmarks.parts.steps import Size, blueprint_of, random_batch, sizes
 from nagjax.measure.profile import trace_steps
 
-SCHEMES = ("nag", "plain", "review", "lns")  # each is compiled anew, because graph launches are part of a program
+SCHEMES = ("nag", "plain", "review", "lns")  # each is compiled anew: kernels are not launched as graphs
 
 
 def cases(options: Options) -> Iterator[Case]:

@@ -26,6 +26,7 @@ from pallas_kernels.hlo import parse
 
 SCOPES = ("embedding", "attention", "mlp", "residual", "routing", "head", "optimizer")
 OTHER = "other"
+WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 _CONTROL = ("while", "conditional", "call")  # their time is that of the instructions inside them
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
@@ -45,16 +46,9 @@ def scopes_of(hlo: str) -> dict[str, str]:
 
 def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str]:
     """Nanoseconds by part, summed over all devices and steps of a trace (its `.xplane.pb` files). If devices have
-    planes of their own, the host's time to start their instructions does not count."""
-    total: Counter[str] = Counter()
-    for file in files:
-        planes = list(ProfileData.from_file(str(file)).planes)
-        of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
-        total += _times(of_devices, scopes) or _times(planes, scopes)
-    return total
-
-
-def _times(planes: list, scopes: dict[str, str]) -> Counter[str]:
+    planes of their own, as all but CPUs do, the host's time to start their instructions does not count."""
+    planes = [plane for file in files for plane in ProfileData.from_file(str(file)).planes]
+    planes = [plane for plane in planes if plane.name.startswith("/device:")] or planes
     found: Counter[str] = Counter()
     for event in (event for plane in planes for line in plane.lines for event in line.events):
         name = next((str(value) for key, value in event.stats if key == "hlo_op"), event.name)
@@ -75,6 +69,9 @@ def profile(config: RunConfig, folder: Path, steps: int) -> dict:
 def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) -> dict:
     """Traces `steps` training steps from initial parameters into `folder`, and returns milliseconds by part.
 
+    On NVIDIA GPUs kernels are started one by one, because the profiler cannot tell which instruction a kernel of a CUDA
+    graph belongs to (openxla/xprof#3070).
+
     The result has `steps`, `devices`, `milliseconds` (wall time of a step), and `scopes` (for each part the
     milliseconds of its instructions per step and device; on a CPU instructions run in parallel and may add up to more
     than the step). Raises UserError for less than one step, or if the profiler recorded no instructions.
@@ -82,7 +79,8 @@ def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) ->
     if steps < 1:
         raise UserError("traced", steps, "trace at least 1 step")
     state = blueprint.create()
-    step = jit_train_step(blueprint).lower(state, batch).compile()
+    on_gpu = blueprint.mesh.devices.flat[0].platform == "gpu"
+    step = jit_train_step(blueprint).lower(state, batch).compile(WITHOUT_GRAPHS if on_gpu else None)
     state, metrics = step(state, batch)  # not traced: the first step is slower
     jax.block_until_ready(metrics)
     before = set(folder.rglob("*.xplane.pb"))

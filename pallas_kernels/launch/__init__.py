@@ -43,6 +43,15 @@ def flat_indices(indices: Int[Array, "G k"], rows: int) -> Int[Array, " G*k"]:
     return (indices + offsets[:, None]).reshape(-1)
 
 
+def rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """x as it would be read back from memory of this dtype; for use outside of kernels. XLA drops a conversion and its
+    reverse on GPUs (openxla/xla#41605), so the mantissa is rounded by an operation that it keeps."""
+    if jnp.finfo(dtype).bits >= jnp.finfo(x.dtype).bits:
+        return x
+    short = jax.lax.reduce_precision(x, jnp.finfo(x.dtype).nexp, jnp.finfo(dtype).nmant)
+    return short.astype(dtype).astype(x.dtype)
+
+
 class Block(NamedTuple):
     """What a body knows about its block of rows: the true D, the dtype in memory, and, if the block has more columns
     than D, the mask `[1, W]` of real ones. `everything`: the block is all rows, compiled by XLA. `reduce`: the sum of a
@@ -68,7 +77,7 @@ class Block(NamedTuple):
 
     def stored(self, x: jax.Array) -> jax.Array:
         """x as it would be read back from memory: rounded to the dtype in memory."""
-        return x.astype(self.dtype).astype(x.dtype)
+        return rounded(x, self.dtype) if self.everything else x.astype(self.dtype).astype(x.dtype)
 
 
 class Launch(NamedTuple):

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.checks import as_scale, check_dtype, check_epsilon, check_float, check_shapes
 from pallas_kernels.dispatch import ImplementationName, Op, run
-from pallas_kernels.launch import RowKernel
+from pallas_kernels.launch import RowKernel, rounded
 from pallas_kernels.ops import by_rows
 
 
@@ -73,10 +73,9 @@ def reference(
     """Statistics in float32 (float64 for float64 rows). They are those of the sum as it is stored, so that the norm is
     that of the stream which the next sublayer reads."""
     wide = jnp.promote_types(stream.dtype, jnp.float32)
-    total = (stream.astype(wide) + update.astype(wide)).astype(stream.dtype)
-    rows = total.astype(wide)
+    rows = rounded(stream.astype(wide) + update.astype(wide), stream.dtype)
     inverse_rms = lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True) + epsilon)
-    return total, (weight.astype(wide) * (rows * inverse_rms)).astype(stream.dtype)
+    return rows.astype(stream.dtype), (weight.astype(wide) * (rows * inverse_rms)).astype(stream.dtype)
 
 
 def _forward_body(block, rows, scalars, vectors, *, epsilon):

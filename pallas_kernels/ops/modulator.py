@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.launch import rounded
+
 LEAST_MIXTURE = 1e-6
 
 
@@ -84,10 +86,8 @@ def dot_on_chip(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Ar
 
 
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A float32 array as the sum of two bfloat16 arrays, exact to 16 bits; for use outside of kernels. It avoids a
-    conversion to bfloat16 and back, which XLA drops on GPUs (openxla/xla#41605), so that the second array would be
-    zero."""
-    high = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    """A float32 array as the sum of two bfloat16 arrays, exact to 16 bits; for use outside of kernels."""
+    high = rounded(x, jnp.bfloat16)
     return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
 
 

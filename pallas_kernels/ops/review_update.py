@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.checks import as_scale, check_dtype, check_epsilon, check_float, check_shapes
 from pallas_kernels.dispatch import ImplementationName, Op, run
-from pallas_kernels.launch import RowKernel
+from pallas_kernels.launch import RowKernel, rounded
 from pallas_kernels.ops import by_rows
 
 
@@ -88,9 +88,9 @@ def reference(
     from_state = _inverse_rms(h, epsilon) * gate_state.astype(wide)
     from_update = _inverse_rms(u, epsilon) * gate_update.astype(wide)
     gate = jax.nn.sigmoid(from_state + from_update + bias.astype(wide))
-    total = (h + gate * u).astype(stream.dtype)
-    rows = total.astype(wide)
-    return total, (weight.astype(wide) * (rows * _inverse_rms(rows, epsilon))).astype(stream.dtype)
+    rows = rounded(h + gate * u, stream.dtype)
+    normed = weight.astype(wide) * (rows * _inverse_rms(rows, epsilon))
+    return rows.astype(stream.dtype), normed.astype(stream.dtype)
 
 
 def _inverse_rms(rows: Float[Array, "N D"], epsilon: float) -> Float[Array, "N 1"]:

@@ -7,6 +7,8 @@ import pytest
 
 from pallas_kernels.aot.cases import TABLE, Case
 from pallas_kernels.aot.targets import TARGETS, missing
+from pallas_kernels.dispatch import run
+from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.modulator import split
 
 
@@ -27,8 +29,22 @@ def test_a_block_beyond_the_chip_is_refused_by_its_compiler(name, monkeypatch):
         compile_case(Case("review_update", "mosaic_tpu", "backward", *TABLE[1]), target, devices(target))
 
 
+def _halves(x):
+    return split(x.astype(jnp.float32))
+
+
+def _of_op(name, implementation):
+    return lambda x: run(all_ops()[name], implementation, *ARGUMENTS[name](x, jnp.ones(x.shape[-1:])), epsilon=1e-6)
+
+
+ARGUMENTS = {"add_rms_norm": lambda x, one: (x, x, one), "review_update": lambda x, one: (x, x, x, x, one, one)}
+OPS = [_of_op(name, implementation) for name in ARGUMENTS for implementation in ("xla", "reference")]
+
+
+@pytest.mark.parametrize("program", [_halves, *OPS])
 @pytest.mark.parametrize("name", ["v5e", "h200"])
-def test_the_rounding_between_two_halves_is_in_the_program(name, monkeypatch):
+def test_a_rounding_between_two_computations_is_in_the_program(name, program, monkeypatch):
+    """Compilers leave out a conversion and its reverse."""
     target = TARGETS[name]
     if reason := missing(target):
         pytest.skip(reason)
@@ -36,8 +52,8 @@ def test_the_rounding_between_two_halves_is_in_the_program(name, monkeypatch):
 
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    x = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(devices(target)[0]))
-    lowered = jax.jit(split).trace(x).lower(lowering_platforms=(target.platform,))
+    x = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=jax.sharding.SingleDeviceSharding(devices(target)[0]))
+    lowered = jax.jit(program).trace(x).lower(lowering_platforms=(target.platform,))
     assert "reduce-precision" in lowered.compile().as_text()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from nagjax.cli import main
@@ -51,25 +52,38 @@ def test_no_steps_is_an_error(tmp_path, capsys):
     assert "traced = 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("of_device, found", [("fusion.1", 5), ("other", 7)], ids=("known", "unknown"))
-def test_what_the_host_did_to_start_an_instruction_is_no_time_of_the_device(monkeypatch, of_device, found):
-    """Unless the trace names the instructions there alone, as on a CPU."""
+ON_CPU, KNOWN, UNKNOWN = ("/host:CPU", 7, "fusion.1"), ("/device:GPU:0", 5, "fusion.1"), ("/device:GPU:0", 5, "other")
+
+
+@pytest.mark.parametrize("seen, found", [([ON_CPU], 7), ([ON_CPU, KNOWN], 5), ([ON_CPU, UNKNOWN], None)])
+def test_what_the_host_did_to_start_an_instruction_is_no_time_of_the_device(monkeypatch, seen, found):
+    """Nor where the device's own events do not say which instruction they belong to."""
 
     def plane(name, nanoseconds, instruction):
         event = types.SimpleNamespace(name="launch", stats=[("hlo_op", instruction)], duration_ns=nanoseconds)
         return types.SimpleNamespace(name=name, lines=[types.SimpleNamespace(events=[event])])
 
-    trace = types.SimpleNamespace(planes=[plane("/host:CPU", 7, "fusion.1"), plane("/device:GPU:0", 5, of_device)])
+    trace = types.SimpleNamespace(planes=[plane(*one) for one in seen])
     monkeypatch.setattr(profile, "ProfileData", types.SimpleNamespace(from_file=lambda path: trace))
-    assert profile.times_by_scope(iter([Path("a.xplane.pb")]), {"fusion.1": "mlp"}) == {"mlp": found}
+    assert profile.times_by_scope(iter([Path("a.xplane.pb")]), {"fusion.1": "mlp"}) == ({"mlp": found} if found else {})
 
 
-def test_times_are_of_one_step_on_one_device(tmp_path, monkeypatch):
-    """Two steps on four devices: they wait six seconds for their metrics, and work eight milliseconds in all."""
+def test_a_program_without_graphs_is_one_that_the_compiler_knows():
+    assert jax.jit(lambda x: x + 1).lower(1.0).compile(profile.WITHOUT_GRAPHS)(1.0) == 2.0
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_times_are_of_one_step_on_one_device(tmp_path, monkeypatch, platform):
+    """Two steps on four devices: they wait six seconds for their metrics, and work eight milliseconds in all. On a GPU
+    the traced program starts its kernels one by one."""
     now, done = types.SimpleNamespace(seconds=10.0), []
-    blueprint = types.SimpleNamespace(create=lambda: 0, mesh=types.SimpleNamespace(size=4))
+    mesh = types.SimpleNamespace(size=4, devices=np.array([types.SimpleNamespace(platform=platform)]))
+    blueprint = types.SimpleNamespace(create=lambda: 0, mesh=mesh)
 
     class Step:
+        def __init__(self, options):
+            assert options == (profile.WITHOUT_GRAPHS if platform == "gpu" else None)
+
         def __call__(self, state, batch):
             done.append(state)
             return state + 1, None
