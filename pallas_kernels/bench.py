@@ -5,7 +5,7 @@ plus backward (with a barrier between the two), the bandwidth computed from the 
 (`bytes_moved`), its ratio to the bandwidth of a plain copy measured in the same run, and the time relative to XLA's own
 compilation of the reference. The time of the backward pass alone is the difference of the two times, if this is
 positive. Row ops are timed without donated operands, so XLA first copies the stream into which they write: their
-bandwidth is not shown.
+bandwidth is not shown. A time with "(host)" is what the host needs to start the call: the device waited for it.
 
 On a CPU the shapes are small, and the figures only show that everything runs.
 """
@@ -24,7 +24,7 @@ from pallas_kernels.dispatch import REFERENCE, Op, choose, here, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.origin import origin
 from pallas_kernels.shapes import Sample, sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds
+from pallas_kernels.timing import ROTATE_BYTES, Taken, copy_bandwidth, timed
 
 COLUMNS = ("op", "shape", "implementation", "pass", "us", "GB/s", "of copy", "vs reference")
 
@@ -69,48 +69,53 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
     implementation that fails has a row with `error`; if only its gradients fail, it also has the figures of the forward
     pass."""
     op, of = all_ops()[name], sample(name, *shape)
-    reference: dict[str, float] = {}
+    reference: dict[str, Taken] = {}
     for implementation in (REFERENCE, *op.implementations):
         if not runs_here(op, implementation, of):
             continue
         row = {"op": name, "shape": list(shape), "implementation": implementation}
         try:
-            times, failed = timed(name, implementation, shape, rotate=rotate, repeats=repeats)
+            times, failed = by_pass(name, implementation, shape, rotate=rotate, repeats=repeats)
         except Exception as error:  # the other implementations still have figures
             yield row | {"error": in_one_line(error)}
             continue
         if failed:
             yield row | {"error": in_one_line(failed)}
         reference = times if implementation == REFERENCE else reference
-        for what, taken in times.items():
-            ratio = taken / reference[what] if what in reference else None
-            yield row | {"pass": what, "us": taken, "GB/s": bandwidth(name, shape, what, taken), "vs_reference": ratio}
+        for what, own in times.items():
+            yield row | {"pass": what} | figures(own, reference.get(what)) | {"GB/s": bandwidth(name, shape, what, own)}
 
 
-def timed(
+def figures(own: Taken, reference: Taken | None) -> dict:
+    """`us` (microseconds), `vs_reference`, and `host_time` if the time is the host's."""
+    found = {"us": 1e6 * own.seconds, "vs_reference": own.seconds / reference.seconds if reference else None}
+    return found | ({"host_time": True} if own.by_host else {})
+
+
+def by_pass(
     name: str, implementation: str, shape: tuple[int, int, str], *, rotate: int, repeats: int
-) -> tuple[dict[str, float], Exception | None]:
-    """Microseconds by pass, and the error of the gradients, if any; then only the forward pass has a time. "backward"
+) -> tuple[dict[str, Taken], Exception | None]:
+    """The time of each pass, and the error of the gradients, if any; then only the forward pass has a time. "backward"
     is left out if noise made the difference negative."""
     op, of = all_ops()[name], sample(name, *shape)
     (what, fn, make), (both, gradients, make_both) = _programs(op, implementation, of)
-    times = {what: microseconds(fn, make, rotate=rotate, repeats=repeats)}
+    times = {what: timed(fn, make, rotate=rotate, repeats=repeats)}
     try:
-        times[both] = microseconds(gradients, make_both, rotate=rotate, repeats=repeats)
+        times[both] = timed(gradients, make_both, rotate=rotate, repeats=repeats)
     except Exception as error:
         return times, error
-    difference = times[both] - times[what]
-    return times | ({"backward": difference} if difference > 0 else {}), None
+    difference = Taken(times[both].seconds - times[what].seconds, times[both].by_host or times[what].by_host)
+    return times | ({"backward": difference} if difference.seconds > 0 else {}), None
 
 
-def bandwidth(name: str, shape: tuple[int, int, str], what: str, microseconds: float) -> float | None:
+def bandwidth(name: str, shape: tuple[int, int, str], what: str, taken: Taken) -> float | None:
     """GB/s of the bytes of one visit of every tensor; None for row ops. For all implementations these are the bytes of
     the TPU kernels, which add the least to those of the tensors."""
     op, sizes = all_ops()[name], sample(name, *shape).sizes
     if sizes is None:
         return None
     moved = [op.implementations["mosaic_tpu"].bytes_moved(*shape, *sizes, backward=b) for b in (False, True)]
-    return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what] / microseconds / 1e3
+    return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what] / taken.seconds / 1e9
 
 
 def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Callable, Callable]]:
@@ -168,11 +173,12 @@ def _cells(row: dict) -> tuple[str, ...]:
     share = f"{row['of_copy']:.0%}" if row["of_copy"] else "-"
     shape = f"{rows}x{width} {dtype}"
     ratio = f"{row['vs_reference']:.2f}" if row["vs_reference"] else "-"
-    return row["op"], shape, row["implementation"], row["pass"], f"{row['us']:.1f}", bandwidth, share, ratio
+    time = f"{row['us']:.1f}" + " (host)" * ("host_time" in row)
+    return row["op"], shape, row["implementation"], row["pass"], time, bandwidth, share, ratio
 
 
 def _line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, (20, 20, 14, 16, 9, 6, 7, 12), strict=True)) + " |"
+    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, (20, 20, 14, 16, 14, 6, 7, 12), strict=True)) + " |"
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks.parts.rows import Case, Options
-from pallas_kernels.bench import arrays, bandwidth, in_one_line, runs_here, timed
+from pallas_kernels.bench import arrays, bandwidth, by_pass, figures, in_one_line, runs_here
 from pallas_kernels.dispatch import REFERENCE, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, seconds, size
+from pallas_kernels.timing import ROTATE_BYTES, Taken, copy_bandwidth, size, taken
 
 WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple follow after all ops at 1024
 ROWS = 16384
@@ -23,7 +23,7 @@ REPEATS = 10
 PEERS_SECONDS = 120.0  # the limit of its case, because torch takes longer than others to compile
 FIRST = ("nag_update_modulated", "nag_update", "add_rms_norm", "review_update")
 IN_PLACE = ("put_rows", "nag_update_rows")
-_references: dict[tuple[str, tuple[int, int, str]], dict[str, float]] = {}  # by pass, in this process
+_references: dict[tuple[str, tuple[int, int, str]], dict[str, Taken]] = {}  # by pass, in this process
 
 
 def cases(options: Options) -> Iterator[Case]:
@@ -54,7 +54,8 @@ def _of_width(ops: tuple[str, ...], shape: tuple[int, int, str]) -> Iterator[Cas
 
 
 def measure(name: str, implementation: str, shape: tuple[int, int, str]) -> dict:
-    """By pass: `us` (microseconds), `of_copy`, `vs_reference`; `error_backward` if only the gradients fail."""
+    """By pass: `us` (microseconds), `of_copy`, `vs_reference`, and `host_time` if the time is the host's;
+    `error_backward` if only the gradients fail."""
     (times, failed), passes = _timed(name, implementation, shape), {}
     if implementation == REFERENCE:
         _references[name, shape] = times
@@ -64,16 +65,15 @@ def measure(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
         except Exception:  # the reference's own case reports the error
             _references[name, shape] = {}
     base = _references[name, shape]
-    for what, us in times.items():
-        share = bandwidth(name, shape, what, us)
-        ratio = us / base[what] if what in base else None
-        passes[what] = {"us": us, "of_copy": share and share / copy(), "vs_reference": ratio}
+    for what, own in times.items():
+        share = bandwidth(name, shape, what, own)
+        passes[what] = figures(own, base.get(what)) | {"of_copy": share and share / copy()}
     found = {"implementations": {implementation: passes}, "copy_GB/s": copy()}
     return found | ({"error_backward": in_one_line(failed)} if failed else {})
 
 
-def _timed(name: str, implementation: str, shape: tuple[int, int, str]) -> tuple[dict[str, float], Exception | None]:
-    return timed(name, implementation, shape, rotate=_rotate(), repeats=REPEATS)
+def _timed(name: str, implementation: str, shape: tuple[int, int, str]) -> tuple[dict[str, Taken], Exception | None]:
+    return by_pass(name, implementation, shape, rotate=_rotate(), repeats=REPEATS)
 
 
 def peers(shape: tuple[int, int, str]) -> dict:
@@ -90,7 +90,8 @@ def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
     op, of = all_ops()[name], sample(name, *shape)
     count = max(-(-_rotate() // size(of.args[0])), 1)
     sets = [arrays(jax.random.key(i), of.args) for i in range(count)]
-    streams, rests = [stream for stream, *_ in sets], [rest for _, *rest in sets]
+    lanes = len(jax.eval_shape(functools.partial(run, op, implementation, **of.constants), *of.args))
+    streams, rests = [one[:lanes] for one in sets], [one[lanes:] for one in sets]
     del sets  # streams are donated below
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -99,7 +100,7 @@ def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
         for stream, rest in zip(streams, rests, strict=True):
             if written:
                 stream, rest, written[-1] = jax.lax.optimization_barrier((stream, rest, written[-1]))
-            written.append(run(op, implementation, stream, *rest, **of.constants)[0])
+            written.append(run(op, implementation, *stream, *rest, **of.constants))
         return written
 
     def once():
@@ -107,7 +108,8 @@ def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
         streams = program(streams, rests)
         return streams
 
-    return {"implementations": {implementation: {"forward": {"us": seconds(once, REPEATS) / count * 1e6}}}}
+    found = figures(taken(once, REPEATS).over(count), None)
+    return {"implementations": {implementation: {"forward": found}}}
 
 
 @functools.cache

@@ -12,9 +12,14 @@ from pallas_kernels.ops.nag_update import OP
 
 def test_benchmark_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(shapes, "BENCH_CPU", ((64, 96, "float32"),))
-    measured = timing.microseconds  # a second pass that noise cannot hide
-    longer = lambda fn, make, **how: measured(fn, make, **how) + 1e6 * isinstance(fn, functools.partial)  # noqa: E731
-    monkeypatch.setattr(bench, "microseconds", longer)
+    measured = timing.timed
+
+    def longer(fn, make, **how):
+        """A second pass that noise cannot hide, and that the host takes long to start."""
+        second = isinstance(fn, functools.partial)
+        return timing.Taken(measured(fn, make, **how).seconds + second, by_host=second)
+
+    monkeypatch.setattr(bench, "timed", longer)
     file = tmp_path / "new" / "figures.json"
     bench.main(["--op", "nag_update", "--repeats", "1", "--json", str(file)])
     result = json.loads(file.read_text())
@@ -29,7 +34,9 @@ def test_benchmark_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     assert forward["GB/s"] == pytest.approx(moved / forward["us"] / 1e3)
     assert forward["of_copy"] == pytest.approx(forward["GB/s"] / result["copy_GB/s"])
     assert all(rows["nag_update", "reference", p]["vs_reference"] == 1 for p in passes)
-    assert "nothing here says how fast the kernels are" in capsys.readouterr().out
+    assert {p for _, i, p in rows if "host_time" in rows["nag_update", i, p]} == {"forward+backward", "backward"}
+    out = capsys.readouterr().out
+    assert "nothing here says how fast the kernels are" in out and out.count("(host)") == 4
     with pytest.raises(SystemExit, match="2"):
         bench.main(["--repeats", "0"])
     assert "--repeats 0: give at least 1" in capsys.readouterr().err
@@ -58,8 +65,10 @@ def test_short_programs_are_made_longer_than_it_takes_to_start_them(visited, com
     monkeypatch.setattr(timing, "PROGRAM_SECONDS", 10.0)
     monkeypatch.setattr(timing, "PROGRAM_BYTES", visited)
     calls = []
-    taken = timing.microseconds(lambda x: calls.append(1) or -x, lambda key: (jnp.ones(8),), rotate=1, repeats=1)
-    assert taken > 0 and len(calls) == compiled + timing.MOST_CALLS  # shapes, perhaps a first program, the one timed
+    taken = timing.timed(lambda x: calls.append(1) or -x, lambda key: (jnp.ones(8),), rotate=1, repeats=1)
+    assert (
+        taken.seconds > 0 and len(calls) == compiled + timing.MOST_CALLS
+    )  # shapes, perhaps a first program, the one timed
 
 
 def test_gradients_that_fail_leave_the_forward_pass(monkeypatch, capsys):
