@@ -25,6 +25,7 @@ MADE = {made.__name__.rpartition(".")[2]: made for made in ALL}
 def test_the_tables_are_those_of_the_results(name):
     made, found = MADE[name], results(name)
     assert [tuple(one["case"]) for one in found] == made.CASES
+    assert all({"jax", "commit", "date"} <= set(one) for one in found)
     for page, texts in made.PAGES.items():
         assert page.read_text() == tables.inserted(page.read_text(), texts(found))
 
