@@ -34,7 +34,8 @@ MULTIPROCESSORS = 132  # of an H200
 REGISTERS, THREAD_REGISTERS = 65536, 32  # registers of a multiprocessor, and of a thread besides its row's values
 VALUES = 128  # most values of a row per thread, over all arrays: half of the registers that a thread can have
 WARPGROUPS = 4
-SHARED_BYTES = 200 * 2**10  # shared memory of a multiprocessor that the rings may take
+SHARED_BYTES = 228 * 2**10  # shared memory of a multiprocessor
+ALIGNED, CUDA_BYTES = 1024, 1024  # bytes to which Mosaic rounds a buffer up, and that CUDA takes for every program
 STEP_BYTES = 4096  # narrow rows share a step
 STAGES = 2, 4  # steps in a ring, at least and at most
 SUMS = 16  # most sums in the arithmetic of one row
@@ -66,8 +67,8 @@ def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
     groups = warpgroups(kernel, width)
     if groups > WARPGROUPS or width % (groups * THREADS):
         return f"D = {width}: a row does not fit into the registers of {WARPGROUPS} warpgroups"
-    if width * (STAGES[0] * kernel.rows * _widest(rows).itemsize + 4 * kernel.vectors) > SHARED_BYTES:
-        return f"D = {width}: {STAGES[0]} steps exceed {SHARED_BYTES >> 10} KiB of shared memory"
+    if not _fitting(kernel, width, _widest(rows), groups, rows=1, stages=STAGES[0]):
+        return f"D = {width}: {STAGES[0]} steps exceed the {SHARED_BYTES >> 10} KiB of shared memory"
     return None
 
 
@@ -100,16 +101,30 @@ class Plan(NamedTuple):
         return min(MULTIPROCESSORS * self.resident, self.steps)
 
 
+def shared_bytes(kernel: RowKernel, width: int, dtype: object, groups: int, rows: int, stages: int) -> int:
+    """Shared memory of a program: its rings, its vectors, a buffer for the sums of one warpgroup's row, one for sums
+    across warpgroups, and its barriers."""
+    ring = stages * rows * width * jnp.dtype(dtype).itemsize
+    across = 4 * 2 * rows * SUMS * groups if groups > 1 else 0
+    buffers = [ring] * kernel.rows + [4 * width] * kernel.vectors + [4 * 4 * THREADS, across]
+    barriers = groups * stages + groups + (groups > 1)
+    return sum(math.ceil(each / ALIGNED) * ALIGNED for each in buffers) + 8 * barriers
+
+
+def _fitting(kernel: RowKernel, width: int, dtype: object, groups: int, rows: int, stages: int) -> int:
+    """The number of programs for which a multiprocessor has the shared memory."""
+    return SHARED_BYTES // (shared_bytes(kernel, width, dtype, groups, rows, stages) + CUDA_BYTES)
+
+
 def plan(kernel: RowKernel, n: int, width: int, dtype: object) -> Plan:
     groups = warpgroups(kernel, width)
     inner = math.gcd(width // groups, LONGEST_COPY)
     row = width * jnp.dtype(dtype).itemsize
     rows = math.gcd(n, 1 << max(1, STEP_BYTES // row).bit_length() - 1)
-    step, vectors = rows * row * kernel.rows, 4 * width * kernel.vectors  # bytes
+    fitting = [_fitting(kernel, width, dtype, groups, rows, stages) for stages in range(STAGES[0], STAGES[1] + 1)]
     registers = _values(kernel, width) / groups + THREAD_REGISTERS
-    resident = min(int(REGISTERS / (THREADS * groups * registers)), SHARED_BYTES // (STAGES[0] * step + vectors), 8)
-    resident = max(1, resident)
-    stages = max(STAGES[0], min(STAGES[1], (SHARED_BYTES // resident - vectors) // step))
+    resident = max(1, min(int(REGISTERS / (THREADS * groups * registers)), fitting[0], 8))
+    stages = STAGES[0] + max(0, sum(count >= resident for count in fitting) - 1)
     return Plan(groups, (width // groups // inner, inner), rows, stages, resident, n // rows)
 
 
@@ -144,7 +159,7 @@ def launched(kernel: RowKernel, n: int, width: int, dtype: object) -> Launch:
     """The launch of a kernel. The rows of all steps in the ring but one are in flight."""
     of = plan(kernel, n, width, dtype)
     step = of.rows * width * jnp.dtype(dtype).itemsize * kernel.rows
-    shared = of.stages * step + 4 * width * kernel.vectors
+    shared = shared_bytes(kernel, width, dtype, of.groups, of.rows, of.stages)
     return Launch(of.programs, of.groups * THREADS, shared, (of.stages - 1) * step)
 
 

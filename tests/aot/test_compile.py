@@ -1,15 +1,20 @@
 """A limit of the real compilers, and what they must not leave out. Needs the wheels of the `aot` extra; `make aot`
 checks that kernels keep to the limits."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.aot.cases import TABLE, Case
+from pallas_kernels.aot.report import KERNELS
 from pallas_kernels.aot.targets import TARGETS, missing
+from pallas_kernels.bench import with_gradients
 from pallas_kernels.dispatch import run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.modulator import split
+from pallas_kernels.shapes import sample
 
 
 @pytest.mark.parametrize("name", ["v5e"])
@@ -55,6 +60,32 @@ def test_a_rounding_between_two_computations_is_in_the_program(name, program, mo
     x = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=jax.sharding.SingleDeviceSharding(devices(target)[0]))
     lowered = jax.jit(program).trace(x).lower(lowering_platforms=(target.platform,))
     assert "reduce-precision" in lowered.compile().as_text()
+
+
+@pytest.mark.parametrize("name", ["add_rms_norm", "nag_update", "review_update"])
+@pytest.mark.parametrize("width", [640, 4096])
+def test_the_shared_memory_that_mosaic_gpu_takes_is_what_is_planned(name, width, monkeypatch):
+    """For one warpgroup to a row, and for several."""
+    from jax.experimental.mosaic.gpu import core
+
+    from pallas_kernels.launch import mosaic_gpu
+
+    asked, launch = [], core._launch
+
+    def counted(token, grid, cluster, block, buffers, *rest, **more):
+        asked.append(core._smem_tree_size(buffers))
+        return launch(token, grid, cluster, block, buffers, *rest, **more)
+
+    monkeypatch.setattr(core, "_launch", counted)
+    op, of = all_ops()[name], sample(name, 1024, width, "bfloat16")
+    step = functools.partial(with_gradients, functools.partial(run, op, "mosaic_gpu", **of.constants))
+    h200 = jax.sharding.AbstractDevice("NVIDIA H200", 132, "gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=h200)):
+        jax.jit(step).trace(of.args, jax.eval_shape(op.reference, *of.args, **of.constants)).lower(
+            lowering_platforms=("cuda",)
+        )
+    planned = [mosaic_gpu.launched(kernel, 1024, width, "bfloat16").shared for kernel in KERNELS[name]]
+    assert asked == planned
 
 
 @pytest.mark.parametrize("op", ["add_rms_norm", "review_update"])

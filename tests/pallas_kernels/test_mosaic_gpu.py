@@ -21,11 +21,11 @@ H200 = AbstractDevice("NVIDIA H200", 132, "gpu")
 # (rows, width, dtype, values of a thread, KiB of shared memory for all programs): one step; narrow rows that share a
 # step; several steps for a program, more than its ring has; rows shared by two warpgroups and more, likewise.
 SHAPES = (
-    (1, 128, "float32", 128, 200),
-    (12, 640, "bfloat16", 128, 200),
+    (1, 128, "float32", 128, 228),
+    (12, 640, "bfloat16", 128, 228),
     (7, 256, "float32", 128, 16),
-    (7, 512, "bfloat16", 16, 16),
-    (3, 1024, "float32", 16, 200),
+    (7, 512, "bfloat16", 16, 24),
+    (3, 1024, "float32", 16, 228),
 )
 
 
@@ -98,7 +98,7 @@ def _gone():
     [
         ("add_rms_norm", 1000, "bfloat16", "D = 1000; accepted: multiples of 128"),
         ("review_update", 8192, "bfloat16", "D = 8192: a row does not fit into the registers of 4 warpgroups"),
-        ("add_rms_norm", 10240, "float32", "D = 10240: 2 steps exceed 200 KiB of shared memory"),
+        ("add_rms_norm", 10240, "float32", "D = 10240: 2 steps exceed the 228 KiB of shared memory"),
         ("nag_update", 640, "float64", "float64 rows; accepted: float32"),
         ("nag_update_rows", 1000, "bfloat16", "D = 1000; accepted: multiples of 128"),
         ("nag_update_modulated", 1000, "bfloat16", "D = 1000; accepted: multiples of 128"),
@@ -139,5 +139,4 @@ def test_every_row_has_one_place(n, width):
         assert plan.steps * plan.rows == n and plan.groups * plan.part[0] * plan.part[1] == width
         assert plan.part[1] <= 256 and plan.part[0] <= 256 and plan.programs <= plan.steps
         shared = mosaic_gpu.launched(kernel, n, width, jnp.bfloat16).shared
-        besides = 1024 + 2048 + 256  # CUDA's own, Mosaic's for row sums, barriers
-        assert plan.stages >= 2 and plan.resident * (shared + besides) <= 227 * 1024
+        assert plan.stages >= 2 and plan.resident * (shared + 1024) <= 228 * 1024  # CUDA takes 1024 for every program
