@@ -57,8 +57,9 @@ def calibrate(
     (forward, per token), tokens_loss and random_loss, and for `influence` and `late` WAY_loss, WAY_flops and WAY_blocks
     (the blocks that are left out, from 1); `dense`; `chosen`; `run` and `step`.
 
-    Raises UserError for a run that is not NAG or was trained with Mixture-of-Depths, for rates outside [0, 1), for a
-    `choose` that is not among them, for a dense loss that is not finite, and for a folder that is being written.
+    Raises UserError for a run that is not NAG, was trained with Mixture-of-Depths or has sublayers that every token
+    must run; for rates outside [0, 1) or none above 0, for a `choose` that is not among them, for a dense loss that is
+    not finite, and for a folder that is being written.
     """
     read_config(Path(folder))  # raises for a folder without a run, before the lock would make it
     with WriterLock(folder, "calibrate", "run"):
@@ -98,8 +99,15 @@ def _check(run: OpenRun, rates: Sequence[float], choose: float | None) -> None:
     if mod.active:
         fix = "was trained with Mixture-of-Depths and has thresholds of its own: use nagjax eval"
         raise UserError("run", str(run.folder), fix)
-    if not rates or not all(0.0 <= rate < 1.0 for rate in rates):
-        raise UserError("rates", list(rates), "give shares of skipped (token, sublayer) pairs in [0, 1)")
+    for name, value, why in (
+        ("block.cca", run.config.model.block.cca, "its attention reads the token before, which may have skipped"),
+        ("moe.skips", run.config.model.moe.skips, "its tokens skip MLPs by their choice of experts"),
+    ):
+        if value:
+            raise UserError("run", str(run.folder), f"was trained with {name}: {why}, so it cannot be calibrated")
+    if not any(rates) or not all(0.0 <= rate < 1.0 for rate in rates):
+        fix = "give shares of skipped (token, sublayer) pairs in [0, 1), at least one above 0"
+        raise UserError("rates", list(rates), fix)
     if choose is not None and choose not in (0.0, *rates):
         raise UserError("choose", choose, f"is none of the rates {sorted(set(rates))}: add it to --rates")
 

@@ -44,6 +44,9 @@ def costs(
     computation for room that stays empty does not count. A query counts the keys that it may see: on average (T + 1) /
     2, fewer with a window, T in an encoder (selected tokens are taken as drawn at random). With `slots` it counts all
     keys of a cache with room for so many tokens, seen or not, as a dense backend computes them.
+
+    With `slots` or `shares` the forward pass is that of sampling, in which the causal decider reads every token;
+    otherwise it is that of training without its decider, whose cost `train` has.
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
@@ -89,9 +92,10 @@ def costs(
     main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
     main += 0 if config.head_epsilon is None else config.width**2
     without += config.vocab * config.width * (not _trained(parameters.get("head", parameters["embedding"])["tokens"]))
+    sampling = slots is not None or shares is not None
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(
-        forward=2.0 * (main + scoring),
+        forward=2.0 * (main + scoring + (guessing if sampling else 0.0)),
         train=2.0 * (3.0 * main - without + scorer.passes * scoring + PREDICTOR_PASSES * guessing),
         executed_parameters=total - skipped,
         kv_bytes=2 * held * config.kv_heads * config.head_width * config.compute_dtype.itemsize,

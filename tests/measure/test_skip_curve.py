@@ -10,8 +10,9 @@ import pytest
 
 from nagjax.cli import main
 from nagjax.errors import UserError
+from nagjax.layers.config import BlockConfig, MoEConfig
 from nagjax.measure.cuts import Cutter
-from nagjax.measure.skip_curve import CLOSE, Sweep, _choose
+from nagjax.measure.skip_curve import CLOSE, Sweep, _check, _choose
 from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import CALIBRATION
 from nagjax.runs.opening import open_run
@@ -40,6 +41,25 @@ def test_a_saved_rate_is_taken_back_without_a_sweep(run, tmp_path, monkeypatch, 
         assert main(command) == 0 and not (folder / CALIBRATION).exists()
         assert "the dense model is used" in capsys.readouterr().out
     assert main(["calibrate", str(tmp_path / "absent"), "--choose", "0"]) == 2 and not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("rates", ["0", "1", "-0.1,0.5"])
+def test_rates_that_skip_nothing_or_all_are_refused_before_a_saved_one_is_taken_back(run, tmp_path, rates, capsys):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    (folder / CALIBRATION).write_text("{}")
+    assert main(["calibrate", str(folder), "--choose", "0", f"--rates={rates}"]) == 2
+    assert "rates = [" in capsys.readouterr().err and (folder / CALIBRATION).exists()
+
+
+@pytest.mark.parametrize(
+    "field, model",
+    [("block.cca", {"block": BlockConfig(cca=True, head_width=8)}), ("moe.skips", {"moe": MoEConfig(4, 2, skips=1)})],
+)
+def test_a_model_whose_tokens_must_run_every_sublayer_is_refused(run, field, model):
+    config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, **model))
+    other = dataclasses.replace(run, blueprint=dataclasses.replace(run.blueprint, config=config))
+    with pytest.raises(UserError, match=f"run = .*was trained with {field}: .* cannot be calibrated"):
+        _check(other, (0.5,), None)
 
 
 def test_the_highest_rate_within_the_rise_is_chosen():

@@ -13,6 +13,7 @@ from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig, OtherBlocks
 from nagjax.measure.routing_times import RoutingTimes, compiled_flops
 from nagjax.mod import ModConfig, kept
 from nagjax.mod.costs import costs, mod_rates
+from nagjax.mod.deciders.predictor import HIDDEN_WIDTH
 from nagjax.residual import find_scheme
 from nagjax.residual.schemes import mhc
 from nagjax.runs.facts import model_costs, parameters_by_part, run_facts
@@ -166,6 +167,15 @@ def test_a_token_costs_the_experts_it_chooses():
     whole = make(moe=MoEConfig(6, 2, shared=1, hidden=16))
     own = 3 * expert + 16 * 6
     assert model_costs(whole).executed_parameters - model_costs(half).executed_parameters == pytest.approx(0.5 * own)
+
+
+@pytest.mark.parametrize("options", [{"slots": 16}, {"shares": np.full((3, 2), 0.5)}], ids=lambda o: next(iter(o)))
+def test_sampling_asks_the_predictor_about_every_token(options):
+    mods = (ModConfig(rate=(0.5,), decider=decider) for decider in ("threshold", "predictor"))
+    bps = [tiny.blueprint(tiny.run_config(find_scheme("plain")(), depth=3, mod=mod)) for mod in mods]
+    threshold, predictor = (model_costs(bp, **options).forward for bp in bps)
+    assert predictor - threshold == 2 * 6 * 16 * HIDDEN_WIDTH  # of its matrix
+    assert model_costs(bps[0]).forward == model_costs(bps[1]).forward  # of training, without its decider
 
 
 def keys_of_a_query(bp, rate: float, slots: int) -> tuple[float, float]:
