@@ -22,7 +22,7 @@ from nagjax.measure.jacobian import identity_distance
 from nagjax.model.transformer import BlockCall, Transformer
 from nagjax.ranges import Count, Seed, check_value
 from nagjax.residual import Boundary
-from nagjax.residual.module import share_done
+from nagjax.residual.arguments import share_done
 from nagjax.train.distributed.mesh import batch_parts, pin_rows, row_axes
 from nagjax.train.loss import Batch
 from pallas_kernels.placement import shard_rows

@@ -19,7 +19,8 @@ from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, check_rngs, shapes_of
 from nagjax.ranges import Natural, Seed, check_value
-from nagjax.residual.module import OpenStream, Residual, Slot, opened, say
+from nagjax.residual.arguments import say, split_by
+from nagjax.residual.module import OpenStream, Residual, Slot, opened
 from nagjax.residual.protocol import Boundary
 from nagjax.residual.stacks import unstacked
 
@@ -176,6 +177,10 @@ class MixtureOfDepths(nnx.Module):
         caller's names of its arguments."""
         if len(stream.lead) != 2:
             raise UserError(rows, (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
+        split = split_by(jax.tree.leaves(stream.rows)[0])
+        if split[1] is not None:
+            fix = "tokens of a sequence are chosen together, but an Explicit mesh splits them: reshard to split axis 0"
+            raise UserError(rows, str(split), fix)
         if causal and given is None and self.rules.decider.needs_cuts:
             fix = "a threshold compares with Routed.averaged_cuts of the training: give them"
             raise UserError(thresholds, None, fix)

@@ -33,7 +33,8 @@ from nagjax.model.parametrization import Parametrization
 from nagjax.model.tokens import check_slots, checked
 from nagjax.parameters import STACKED, check_rngs, label
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.module import Residual, as_scheme, share_done
+from nagjax.residual.arguments import share_done
+from nagjax.residual.module import Residual, as_scheme
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
 from nagjax.residual.sublayer import Result, following, run
 from pallas_kernels.dispatch import preferred, using

@@ -15,14 +15,10 @@ the same kernels as `nagjax.Transformer`. `nagjax.NAG.Scheme` is the scheme itse
 import dataclasses
 import functools
 import inspect
-import math
 import operator
-import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import flax
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -35,8 +31,9 @@ from nagjax.layers.branch import Update, fitting
 from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
 from nagjax.parameters import STACKED, check_rngs, label
-from nagjax.ranges import Count, Positive, Share, check_value
+from nagjax.ranges import Count, Positive, check_value
 from nagjax.residual import Scheme, Stream
+from nagjax.residual.arguments import folded, say, share_done
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
 from nagjax.residual.registry import find_scheme, schemes
 from nagjax.residual.stacks import changed, refused, stacks_of_one, unstacked, values
@@ -170,7 +167,7 @@ class Residual(nnx.Module):
         first = jax.tree.map(lambda own: own[0], self.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress, self.sublayers)
         lead = x.shape[:-1]
-        return OpenStream(self.scheme.open(_folded(x, lead), at, self.ends), progress, lead)
+        return OpenStream(self.scheme.open(folded(x, lead), at, self.ends), progress, lead)
 
     def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
         """What the next sublayer reads, [*lead, D] in x's dtype. The stream itself tells which sublayer is next; i is
@@ -230,11 +227,11 @@ class Residual(nnx.Module):
         return self._step(opened(stream), lambda _: update, i if isinstance(i, Slot) else self.slot(i), observe)
 
     def _step(self, stream: OpenStream, branch: Branch, slot: Slot, observe: bool) -> tuple[OpenStream, dict]:
-        def folded(x: Float[Array, "B T D"]) -> Update:
+        def in_rows(x: Float[Array, "B T D"]) -> Update:
             x = x.reshape(*stream.lead, self.width)
-            return Update(_folded(fitting(branch(x), x), stream.lead))
+            return Update(folded(fitting(branch(x), x), stream.lead, "update"))
 
-        after = run(self.scheme, stream.rows, folded, Boundary(*slot, stream.progress, self.sublayers))
+        after = run(self.scheme, stream.rows, in_rows, Boundary(*slot, stream.progress, self.sublayers))
         if not observe:
             return stream.replaced(after.stream), {}
         some = jnp.any(self.scheme.lanes(stream.rows)[0] != 0, axis=-1)  # a step from a row of zeros has no ratio to it
@@ -365,12 +362,6 @@ def module_of(scheme: type[Scheme]) -> "type[Residual]":
     return type(scheme.__name__, (Residual,), body)
 
 
-def say(text: str) -> None:
-    """Warns, pointing at the line of the user's code that called nagjax."""
-    between = Path(__file__).parents[1], *(Path(str(module.__file__)).parent for module in (flax, jax))
-    warnings.warn(text, stacklevel=2, skip_file_prefixes=tuple(map(str, between)))
-
-
 def _how(scheme: Scheme) -> str:
     old, new = dataclasses.asdict(scheme), dataclasses.asdict(scheme.trained())
     without = ", ".join(f"{name}={value!r}" for name, value in new.items() if value != old[name])
@@ -381,20 +372,3 @@ def opened(stream: OpenStream) -> OpenStream:
     if not isinstance(stream, OpenStream):
         raise UserError("stream", type(stream).__name__, "give what `open` or `advance` returned")
     return stream
-
-
-def share_done(progress: Any) -> Float[Array, ""]:
-    """`progress` as float32. Raises UserError unless it is a number from 0 to 1; a traced value is not checked."""
-    progress = progress[...] if isinstance(progress, nnx.Variable) else progress
-    if np.shape(progress):
-        raise UserError("progress", np.shape(progress), "give one number for all rows, step / steps")
-    if isinstance(progress, jax.core.Tracer) and jnp.issubdtype(progress.dtype, jnp.integer):
-        raise UserError("progress", progress.dtype.name, "give a share of the training, step / steps, not a step")
-    if not isinstance(progress, jax.core.Tracer):
-        check_value("progress", np.asarray(progress).item(), Share, "it is step / steps, and 1.0 after training")
-    return jnp.asarray(progress, jnp.float32)
-
-
-def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:
-    """x as [B, T, D]. The first axis stays, so that a batch that is split over devices stays split."""
-    return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])

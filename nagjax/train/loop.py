@@ -75,7 +75,8 @@ def train(
     Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT, SIGTERM
     or SIGHUP it saves and stops; the same signal again, two seconds later or more, ends it without saving. However a
     run stopped, the same call continues it, and the result equals, bit for bit, the parameters, optimizer state and
-    metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
+    metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped. On NVIDIA GPUs, whose compiled steps are not
+    deterministic, what is restored is exact, and later steps agree up to rounding.
 
     `fresh` deletes what a run has left in `folder` and begins anew. A model that does not fit into the devices' memory
     is an error unless `force` is set.

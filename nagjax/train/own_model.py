@@ -18,7 +18,8 @@ from nagjax.model.transformer import Transformer
 from nagjax.parameters import ROLES, Labelled
 from nagjax.ranges import Count, check_value
 from nagjax.residual import Scheme
-from nagjax.residual.module import Residual, say
+from nagjax.residual.arguments import say
+from nagjax.residual.module import Residual
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.stacks import VECTORS
 from nagjax.runs.config import OptimizerConfig

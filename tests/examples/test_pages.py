@@ -47,8 +47,7 @@ def model_of_ones_own():
     own = types.SimpleNamespace(branches=nnx.List([mlp(WIDTH, rngs) for _ in range(SUBLAYERS)]))
     own.residual = nagjax.NAG(width=WIDTH, sublayers=SUBLAYERS, rngs=rngs)
     x = jax.random.normal(jax.random.key(0), (2, 4, WIDTH))
-    known = dict(self=own, model=own.residual, MLP=mlp, rngs=rngs, nagjax=nagjax, nnx=nnx, optax=optax, jnp=jnp)
-    return known | dict(x=x, progress=0.5, step=1, steps=2)
+    return dict(self=own, model=own.residual, MLP=mlp, rngs=rngs, x=x, progress=0.5, step=1, steps=2)
 
 
 def stacked_model():
@@ -85,7 +84,7 @@ def sharded_rows():
 
 # What the text around a page's blocks presumes.
 BEFORE = {
-    "README.md": model_of_ones_own,
+    "README.md": lambda: model_of_ones_own() | {"nagjax": nagjax, "nnx": nnx, "optax": optax},
     "docs/fine_tuning.md": tuned,
     "docs/getting_started.md": dict,
     "docs/import.md": imported,

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nagjax
+from nagjax.errors import UserError
 from pallas_kernels import shard_rows
 from tests.own_models import SUBLAYERS, WIDTH, residual, stacked
 from tests.residual.stack import normal
@@ -47,6 +48,34 @@ def test_gradients_are_those_of_one_device(name, mesh):
 def test_rows_may_be_whole_or_split_over_several_axes(rows, mesh):
     own = residual("nag"), stacked()
     assert_same(*both(own, lambda own, x: own[0](x, [own[1]], progress=1.0), mesh, rows))
+
+
+@pytest.mark.parametrize("rows", [P("data", "tensor"), P(("data", "tensor")), P("data")], ids=str)
+def test_images_may_be_split_along_their_first_two_axes(rows, mesh):
+    own, x = residual("nag"), normal(0, 4, 6, 2, WIDTH)
+    want = own(x, [jnp.tanh] * SUBLAYERS, progress=1.0)
+    with jax.set_mesh(mesh):
+        got = own(jax.device_put(x, NamedSharding(mesh, rows)), [jnp.tanh] * SUBLAYERS, progress=1.0)
+    assert got.sharding.spec[: len(rows)] == rows[: len(rows)]
+    assert_same([want], [jax.device_get(got)])
+
+
+@pytest.mark.parametrize("name", ["nag", "plain"])
+def test_what_would_not_stay_split_is_refused_by_name(name, mesh):
+    own, x = residual(name), normal(0, 4, 6, 2, WIDTH)
+    split = lambda x, *axes: jax.sharding.reshard(x, P(*axes))  # noqa: E731
+    routed = nagjax.MixtureOfDepths(own, 0.5, rngs=nnx.Rngs(1))
+    told = "on an Explicit mesh only the first two axes before the features may be split"
+    with jax.set_mesh(mesh):
+        with pytest.raises(UserError, match=f"x = .*None, None, 'tensor'.*{told}"):
+            own.open(split(x, None, None, "tensor"))
+        with pytest.raises(UserError, match=f"update = .*{told}"):
+            own(x, [lambda x: split(x, None, None, "tensor")] * SUBLAYERS, progress=1.0)
+        tokens = split(x[:, :, 0], "data", "tensor")
+        with pytest.raises(UserError, match="x = .*tokens of a sequence are chosen together"):
+            routed(tokens, [jnp.tanh] * SUBLAYERS, progress=1.0)
+        with pytest.raises(UserError, match="stream = .*tokens of a sequence are chosen together"):
+            routed.advance(own.open(tokens, progress=1.0), jnp.tanh, 1)
 
 
 def test_rows_that_are_split_only_in_the_update(mesh):
