@@ -11,10 +11,12 @@ from jaxtyping import Array, Bool, Float
 from nagjax.errors import UserError
 from nagjax.layers import cudnn
 from nagjax.layers.flash import flash, outgrows_cudnn
+from nagjax.layers.platform import on_gpu
 from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.softcap import softcap
 from nagjax.layers.splash import refusal, splash
 from nagjax.layers.where import Window, seen_mask
+from pallas_kernels.launch.gpu import wrong_capability
 from pallas_kernels.placement import Placement, current_placement
 
 
@@ -67,7 +69,10 @@ def attend(
         return _capped(q, k, v, mask, cap)
     if implementation == "cudnn":
         return cudnn.attention(q, k, v, mask)
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=cast(Any, implementation))
+    dtype = q.dtype
+    if dtype == jnp.bfloat16 and on_gpu() and wrong_capability():  # JAX would ask for bfloat16 units, which it has not
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=cast(Any, implementation)).astype(dtype)
 
 
 def _capped(q, k, v, mask: Bool[Array, "B 1 Tq Tk"], cap: float) -> Float[Array, "B Tq H Dh"]:

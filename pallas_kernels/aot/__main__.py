@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     def everything(target: Target) -> dict[tuple[str, Case], dict]:
         listed = quickest(cases(target)) if options.quick else cases(target)
         wanted = [c for c in listed if not options.op or c.op in options.op]
-        wanted += [Case(step, "best", "step") for step in options.step]
+        if target.platform != "rocm":  # no XLA for AMD
+            wanted += [Case(step, "best", "step") for step in options.step]
         start, found, took = time.perf_counter(), {}, {}
         for case, result in run(target, wanted, seconds=options.seconds):
             found[target.name, case] = result

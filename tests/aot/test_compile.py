@@ -62,6 +62,29 @@ def test_a_rounding_between_two_computations_is_in_the_program(name, program, mo
     assert "reduce-precision" in lowered.compile().as_text()
 
 
+def test_attention_in_bfloat16_compiles_for_a_gpu_that_has_no_units_for_it(monkeypatch):
+    target = TARGETS["t4"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    from nagjax.layers.attend import attend
+    from nagjax.layers.platform import tracing_for
+    from nagjax.layers.where import Where
+    from pallas_kernels.aot.targets import ENVIRONMENT, devices
+
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    mesh = jax.sharding.Mesh(devices(target)[:1], ("one",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((2, 64, 4, 32), jnp.bfloat16, sharding=jax.NamedSharding(mesh, jax.P()))
+
+    def step(q, k, v):
+        where = Where.whole(*q.shape[:2])
+        return jax.grad(lambda *qkv: jnp.sum(attend(*qkv, where, where).astype(jnp.float32)), (0, 1, 2))(q, k, v)
+
+    with jax.set_mesh(mesh), tracing_for("gpu"):
+        compiled = jax.jit(step).trace(x, x, x).lower(lowering_platforms=("cuda",)).compile()
+    assert all(out.dtype == jnp.bfloat16 for out in compiled.out_info)
+
+
 @pytest.mark.parametrize("name", ["add_rms_norm", "nag_update", "review_update"])
 @pytest.mark.parametrize("width", [640, 4096])
 def test_the_shared_memory_that_mosaic_gpu_takes_is_what_is_planned(name, width, monkeypatch):
