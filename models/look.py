@@ -80,7 +80,10 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
             lambda d: f"{d['without_a_quarter']['drop']:+.3f}",
         ),
         ("depth score (12: later blocks use all depths equally)", lambda d: f"{d['depth_score']:.1f}"),
-        ("length of the residual, first to last", lambda d: "{:.1f} to {:.1f}".format(*d["norm"])),
+        (
+            "length of the residual in front of the first and of the last sublayer",
+            lambda d: "{:.1f} to {:.1f}".format(*d["norm"]),
+        ),
         (
             "largest feature over the median one at the end, first tokens and others",
             lambda d: "{1:.1f}, {0:.1f}".format(*d["largest_over_median"]),

@@ -154,7 +154,7 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
         except UserError as error:
             if error.field not in BROKEN_DOWN:
                 raise
-            tell(f"[{number}/{len(trials)}] {trial.name}: {error}")
+            tell(f"[{number}/{len(trials)}] {trial.name}: broke down, and does so again with the same options: {error}")
         jax.clear_caches()
 
 

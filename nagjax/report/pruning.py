@@ -50,7 +50,7 @@ def prune(
     of `nagjax.measure.cuts.RULES` on training text. Blocks that stay keep their position in depth, and with it
     LayerNorm Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow,
     at the constant rate `lr` after a warm-up over a tenth of them, with fresh moments, on the batches after those that
-    the run has seen; all other settings are the run's.
+    the run has seen; all other settings are the run's, but no average of the parameters (`train.ema`) is kept.
 
     Returns a dict, which is also written to `prune.json`: `removed`, `rule`, `kept` (positions in the model before
     anything was ever removed from it), `source`, `batches`, `heal_steps`, `lr`, and `loss`. The losses, in nats per

@@ -57,7 +57,7 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     scheme, since modules are known by it.
     """
     if not _whole(scheme).name:
-        raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
+        raise UserError("scheme", scheme.__name__, "set the class attribute `name`")
     for own in own_schemes().values():
         if scheme is not own and scheme.name == own.name:
             fix = f"is nagjax's own {own.__name__}: give {scheme.__name__} another class attribute `name`"

@@ -1,8 +1,9 @@
 """Evaluation of a model on validation text, and the transfer of batches to the devices."""
 
+import collections
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,24 @@ class Evaluator:
         turns = self.dataset.turns(size, context)
         return (_of_part(batch, corpus) for batch, (corpus, _) in zip(made, turns, strict=False))
 
+    def check(self, batches: Iterable[Batch]) -> None:
+        """Raises UserError if no target counts in a corpus's batches, which then have no loss."""
+        counts: dict[int, float] = collections.defaultdict(float)
+        for batch in batches:
+            counts[corpus_of(batch)] += float(jnp.sum(batch.weights))
+        self._refuse_empty(counts)
+
+    def _refuse_empty(self, counts: Mapping[int, float]) -> None:
+        empty = [corpus for corpus, count in counts.items() if not count]
+        if not empty:
+            return
+        config, data = self.blueprint.config, self.dataset.config
+        ways = [] if data.rows == "whole" else ["--data.rows whole"]
+        ways += ["a --start with a longer context" if config.start else "a longer --context", "more text"]
+        fix = f"no target in these validation batches counts: train with {', '.join(ways[:-1])} or {ways[-1]}"
+        field, value = ("data.mix", data.mix[empty[0]]) if data.mix else ("data.path", data.path)
+        raise UserError(field, value, fix)
+
     def __call__(self, params, mod: dict, step: int, batches: Iterable[Batch]) -> tuple[dict, dict]:
         """Evaluates `params` on the batches and returns scores and telemetry.
 
@@ -105,12 +124,7 @@ class Evaluator:
         sums = {c: [r for r, other in zip(results, corpora, strict=True) if other == c] for c in sorted({*corpora})}
         tokens, origin = np.array([float(r.tokens) for r in results]), np.array(corpora)
         counts = {corpus: sum(float(r.sums.count) for r in found) for corpus, found in sums.items()}
-        if empty := [corpus for corpus, count in counts.items() if not count]:
-            change = "train with --data.rows whole or a longer --context, or give more text"
-            fix = f"no target in these validation batches counts: {change}"
-            config = self.dataset.config
-            field, value = ("data.mix", config.mix[empty[0]]) if config.mix else ("data.path", config.path)
-            raise UserError(field, value, fix)
+        self._refuse_empty(counts)
         total, losses, nats, correct, read_bytes = sum(counts.values()), {}, 0.0, 0.0, 0.0
         for (corpus, found), share in zip(sums.items(), among(self.shares, [*sums]), strict=True):
             scale = share * (total / counts[corpus])  # 1 if there is one corpus

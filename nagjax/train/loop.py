@@ -57,7 +57,9 @@ def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = 
         together(lambda: check_memory(blueprint))
     if from_first(lambda: fresh and bool(steps_saved(folder / CHECKPOINTS))):
         together(lambda: jit_train_step(blueprint).eval_shape(blueprint.abstract(), abstract_batch(blueprint)))
-    return setup, together(lambda: list(setup.evaluator.batches(options.eval_batches)))
+    held_out = together(lambda: list(setup.evaluator.batches(options.eval_batches)))
+    together(lambda: setup.evaluator.check(held_out))
+    return setup, held_out
 
 
 def train(

@@ -68,8 +68,9 @@ def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tok
     if isinstance(its, NoTokenizer):
         raise UserError("start", start, NO_TOKENIZER)
     own = option_of(its, folder)
-    fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with --tokenizer {own}"
-    raise UserError("start", start, f"{fix}, or for stdlib give --data.tokenizer {own}")
+    reads, corpus = ("bytes" if one.name == "bytes" else f"the tokenizer {one.name!r}" for one in (its, tokenizer))
+    fix = f"reads {reads}, and the corpus is made with {corpus}: prepare the corpus with --tokenizer {own}"
+    raise UserError("start", start, f"{fix}, or for stdlib, the default text, give --data.tokenizer {own}")
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:

@@ -117,7 +117,7 @@ def test_a_registered_scheme_is_known_and_runs(monkeypatch):
     output = model(jnp.array([[1, 2, 3, 4]]), Where.whole(1, 4), observed=True)
     assert_close(np.mean(np.square(output.hidden), -1), 1.0, terms=64, chain=4)
     assert output.telemetry["turn"].shape == (4,)
-    with pytest.raises(UserError, match="scheme.name = 'Nameless'"):
+    with pytest.raises(UserError, match="scheme = 'Nameless'"):
         nagjax.register(type("Nameless", (Post,), {"name": ""}))
 
 

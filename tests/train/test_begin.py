@@ -244,7 +244,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(first, tmp_path):
 
     (tmp_path / "other.json").write_text(byte_level_json())
     data = DataConfig(tokenizer=str(tmp_path / "other.json"))
-    with pytest.raises(UserError, match="start = .*reads bytes, the corpus other"):
+    with pytest.raises(UserError, match="start = .*reads bytes, and the corpus is made with the tokenizer 'other'"):
         train(RunConfig(find_scheme("plain")(), data=data, start=str(first)), tmp_path / "second")
     assert not (tmp_path / "second").exists()
 

@@ -1,14 +1,17 @@
 """What can be known before `--fresh` deletes a run is known before."""
 
 import dataclasses
+import json
 import shutil
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
 import nagjax
-from nagjax.data import DataConfig, store
+from nagjax.data import DataConfig, prepare, store
+from nagjax.data.chat_template import find_template
 from nagjax.errors import UserError
 from nagjax.residual.schemes.plain import Plain
 from nagjax.runs import names
@@ -84,6 +87,28 @@ def test_validation_text_that_cannot_be_read(whole, run_of, corpus, tmp_path, mo
     monkeypatch.setattr(store, "SMALL", 0)
     config = dataclasses.replace(run_of(), data=DataConfig(str(moved)))
     refused(config, whole, "token id = 32767")
+
+
+@pytest.mark.parametrize(
+    "rows, start, ways",
+    [
+        ("packed", False, "--data.rows whole, a longer --context or more text"),
+        ("whole", False, "a longer --context or more text"),
+        ("whole", True, "a --start with a longer context or more text"),
+    ],
+)
+def test_validation_text_of_which_nothing_counts(whole, other, run_of, tmp_path, rows, start, ways):
+    """Conversations whose answers lie behind the context: the way out is none that was taken already."""
+    corpus, paths = tmp_path / "talks", [str(tmp_path / f"{question}.jsonl") for question in ("why? ", "who? ")]
+    for path in map(Path, paths):
+        said = [{"role": "user", "content": 40 * path.stem}, {"role": "assistant", "content": "so"}]
+        path.write_text(8 * (json.dumps({"messages": said}) + "\n"))
+    prepare(paths[:1], corpus, held_out=paths[1:], validation=0.0, chat=find_template("bytes", None))
+    config = dataclasses.replace(run_of(), data=DataConfig(str(corpus), rows=rows), start=str(other) if start else "")
+    refused(config, whole, f"data.path = .*no target in these validation batches counts: train with {ways}$")
+    with pytest.raises(UserError, match="no target in these"):
+        train(config, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_schedule_that_the_steps_are_too_few_for(whole, run_of, tmp_path):
