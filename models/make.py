@@ -72,8 +72,8 @@ CARD_FACTS = (r"^# [\w-]+: ([^,]+),", r"validation loss \| ([^,]+) nats", r"next
 INDEX = """# Models to look into
 
 These are small models that have read the same text, each with another residual scheme, long enough to have learned
-something. If nagjax runs from a clone, `nagjax.load` and some commands know them by name: `generate`, `eval`, `map`,
-`diagnose`, `compare`, `info` and `import`. The other commands need a run folder, which `import` makes:
+something. If nagjax runs from a clone, `nagjax.load` and some commands know them by name: `generate`, `chat`, `eval`,
+`map`, `diagnose`, `compare`, `info` and `import`. The other commands need a run folder, which `import` makes:
 
 ```sh
 nagjax generate nag-24 --prompt 'def read(self'

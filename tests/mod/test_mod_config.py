@@ -1,5 +1,8 @@
 """Bad input is named, with the fix."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from flax import nnx
 
@@ -104,9 +107,15 @@ def test_a_causal_pass_needs_thresholds():
         model(batch.tokens, cache=model.empty_cache(*batch.tokens.shape))
 
 
-def test_names_are_file_names():
-    assert list(routers()) == ["linear", "nag", "random", "skip_class"]
-    assert list(deciders()) == ["aux_loss", "balance", "predictor", "threshold"]
+@pytest.mark.parametrize("parts", [routers, deciders])
+def test_names_are_file_names(parts):
+    folder = Path(str(sys.modules[parts.__module__].__file__)).parent
+    assert list(parts()) == sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+
+
+def test_what_papers_have_is_there():
+    assert {"linear", "nag", "random", "skip_class"} <= {*routers()}
+    assert {"aux_loss", "balance", "predictor", "threshold"} <= {*deciders()}
 
 
 def test_a_rate_alone_is_shown_as_a_tuple_and_only_rate_1_is_sent_to_the_removing_options():
