@@ -129,6 +129,13 @@ def naming_folder(folder: Path, field: str) -> Iterator[None]:
         raise UserError(field, str(folder), fix) from None
 
 
+def check_storable(folder: str | os.PathLike, field: str = "out") -> None:
+    """Raises UserError for a folder in which checkpoints would be lost: their library takes a backslash for a slash."""
+    if "\\" in str(Path(folder).resolve()):
+        fix = "checkpoints cannot lie in a folder with a backslash in its path: choose another one"
+        raise UserError(field, str(folder), fix)
+
+
 def check_writable(folder: str | os.PathLike, field: str = "out") -> None:
     """Checks, before work whose results go to the folder, that they can be written: makes the folder if necessary, and
     in it a file that is removed again. Raises UserError of `field` if this fails."""

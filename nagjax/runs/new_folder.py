@@ -6,13 +6,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import PARTIAL, naming_folder, refuse_link, remove, sync_folder
+from nagjax.files import PARTIAL, check_storable, naming_folder, refuse_link, remove, sync_folder
 from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import LOCK
 
 
 def check_free(out: str | os.PathLike) -> None:
-    """Raises UserError unless `out` does not exist yet or is an empty folder."""
+    """Raises UserError unless `out` does not exist yet or is an empty folder, in which checkpoints can lie."""
+    check_storable(out)
     out = Path(out)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError("out", str(out), "is not empty: choose another --out, or remove it")

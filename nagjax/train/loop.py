@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from nagjax.errors import UserError
-from nagjax.files import write_json
+from nagjax.files import check_storable, write_json
 from nagjax.runs.config import RunConfig, to_dict
 from nagjax.runs.facts import changed_surroundings, run_facts
 from nagjax.runs.folder import prepare_folder
@@ -43,6 +43,7 @@ def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = 
     """The setup of a training and its validation batches, before anything is written. Raises UserError for whatever
     `train` refuses, including text that cannot be read, and whatever tracing the step raises, such as an error in a
     scheme's code: all of it must show before `fresh` deletes anything."""
+    together(lambda: check_storable(folder))
     setup = together(lambda: set_up(config, None if fresh else folder))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     check_alike(config, setup.corpus)

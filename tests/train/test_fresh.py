@@ -16,6 +16,7 @@ from nagjax.errors import UserError
 from nagjax.residual.schemes.plain import Plain
 from nagjax.runs import names
 from nagjax.runs.config import OptimizerConfig
+from nagjax.runs.new_folder import new_folder
 from nagjax.train.loop import train
 from nagjax.train.warm_start import check_start
 
@@ -109,6 +110,14 @@ def test_validation_text_of_which_nothing_counts(whole, other, run_of, tmp_path,
     with pytest.raises(UserError, match="no target in these"):
         train(config, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_which_checkpoints_would_be_lost(run_of, tmp_path):
+    with pytest.raises(UserError, match="out = .*backslash in its path"):
+        train(run_of(), tmp_path / "back\\slash" / "run")
+    with pytest.raises(UserError, match="out = .*backslash"), new_folder(tmp_path / "back\\slash", "test"):
+        pass
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_schedule_that_the_steps_are_too_few_for(whole, run_of, tmp_path):
