@@ -63,7 +63,8 @@ def express(run: OpenRun) -> Expressed:
                     raise Inexpressible(name, value, f"{values['model_type']} has no place for it")
             return Expressed(family, model, values, params)
         except Inexpressible as why:
-            refused.append(why)
+            if not model.moe.experts or "moe.experts" in family.options:  # no other is near to a model with experts
+                refused.append(why)
     finer = [why for why in refused if why.field not in ("mlp", "positions")]
     nearest = next((why for why in [*finer, *refused] if why.field != "scheme"), None)
     if nearest is None:

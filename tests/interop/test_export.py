@@ -163,6 +163,21 @@ def test_what_the_adapter_has_not_is_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (dict(moe=MoEConfig(4, 2, score="sigmoid")), "moe.score = 'sigmoid'.*scores are a softmax"),
+        (dict(moe=MoEConfig(4, 2, shared=1)), "moe.shared = 1"),
+        (dict(moe=MoEConfig(4, 2, skips=1)), "moe.skips = 1"),
+        (dict(moe=MoEConfig(4, 2, bias_rate=0.1)), "moe.bias_rate = 0.1"),
+        (dict(moe=MoEConfig(4, 2), mlp="geglu"), "mlp = 'geglu'"),
+    ],
+)
+def test_of_experts_what_their_formats_lack_is_named(tmp_path, changes, named):
+    with pytest.raises(UserError, match=named):
+        export(run_of(find_scheme("plain")(), tmp_path, **changes), tmp_path / "out")
+
+
 def test_a_calibrated_bundle_becomes_a_dense_run_with_its_point(tmp_path):
     """As the run is that was exported: dense, to be calibrated again, and used at its point."""
     point = {"rate": 0.3, "threshold": 0.1}
