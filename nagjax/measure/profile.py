@@ -15,6 +15,7 @@ from jax.profiler import ProfileData
 
 from nagjax.data import batches, open_dataset
 from nagjax.errors import UserError
+from nagjax.layers.platform import platform_of
 from nagjax.runs.config import RunConfig
 from nagjax.train.distributed.mesh import check_rows, make_mesh
 from nagjax.train.evaluator import put
@@ -79,8 +80,8 @@ def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) ->
     if steps < 1:
         raise UserError("traced", steps, "trace at least 1 step")
     state = blueprint.create()
-    on_gpu = blueprint.mesh.devices.flat[0].platform == "gpu"
-    step = jit_train_step(blueprint).lower(state, batch).compile(WITHOUT_GRAPHS if on_gpu else None)
+    options = WITHOUT_GRAPHS if platform_of(blueprint.mesh) == "gpu" else None
+    step = jit_train_step(blueprint).lower(state, batch).compile(options)
     state, metrics = step(state, batch)  # not traced: the first step is slower
     jax.block_until_ready(metrics)
     before = set(folder.rglob("*.xplane.pb"))

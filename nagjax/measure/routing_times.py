@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from nagjax.layers.platform import on_gpu
 from nagjax.measure.step_times import Racer, blueprint_of, check_batch, race, record
 from nagjax.mod import ModConfig
 from nagjax.ranges import Count, Fraction, check_fields
@@ -108,7 +109,7 @@ def routing_times(bench: RoutingTimes) -> dict:
     tokens = bench.batch * bench.context
     flops = {name: tokens * model_costs(racer.blueprint).train for name, racer in racers.items()}
     counted, by = {"closed_form_ratio": flops["routed"] / flops["dense"]}, "by formula"
-    if jax.default_backend() != "gpu":  # there XLA does not count what libraries and kernels compute
+    if not on_gpu():  # there XLA does not count what libraries and kernels compute
         flops, by = {name: compiled_flops(bench, mod) for name, mod in mods.items()}, "XLA's count"
         counted |= {"compiled_flops": flops}
     result = counted | compared(times, flops)

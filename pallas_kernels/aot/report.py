@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pallas_kernels.aot.cases import COMPARED, FACTS, FACTS_OF, TABLE, Case
 from pallas_kernels.aot.targets import TARGETS
 from pallas_kernels.launch import Launch
+from pallas_kernels.launch.mosaic_gpu import CUDA_BYTES, MULTIPROCESSORS, REGISTERS, SHARED_BYTES
 from pallas_kernels.ops import LAUNCHERS, add_rms_norm, nag_update, review_update
 
 KERNELS = {m.OP.name: (m.FORWARD, m.BACKWARD) for m in (add_rms_norm, nag_update, review_update)}
 
-# The number of multiprocessors of an H200, and the registers, threads and shared memory of each.
-MULTIPROCESSORS, REGISTERS, THREADS, SHARED = 132, 65536, 2048, 227 * 2**10
-
+THREADS = 2048  # of a multiprocessor
 
 # The chips that the README shows.
 SHOWN = ("v5e", "h200")
@@ -114,9 +113,9 @@ def facts(results: Mapping[tuple[str, Case], dict]) -> str:
 def resident(registers: int, launch: Launch) -> int:
     """The number of programs that a multiprocessor runs at a time. Registers are allocated to warps, 256 at a time."""
     warp = math.ceil(registers * 32 / 256) * 256
-    shared = launch.shared + 1024
+    shared = launch.shared + CUDA_BYTES
     started = math.ceil(launch.programs / MULTIPROCESSORS)
-    return min(REGISTERS // (warp * launch.threads // 32), THREADS // launch.threads, SHARED // shared, started)
+    return min(REGISTERS // (warp * launch.threads // 32), THREADS // launch.threads, SHARED_BYTES // shared, started)
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

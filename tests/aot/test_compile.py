@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.aot.cases import TABLE, Case
 from pallas_kernels.aot.report import KERNELS
-from pallas_kernels.aot.targets import TARGETS, missing
+from pallas_kernels.aot.targets import ENVIRONMENT, TARGETS, devices, missing
 from pallas_kernels.bench import with_gradients
 from pallas_kernels.dispatch import run
 from pallas_kernels.ops import all_ops
@@ -17,18 +17,23 @@ from pallas_kernels.ops.modulator import split
 from pallas_kernels.shapes import sample
 
 
-@pytest.mark.parametrize("name", ["v5e"])
-def test_a_block_beyond_the_chip_is_refused_by_its_compiler(name, monkeypatch):
-    """The compiler itself checks that a program fits: a larger memory budget than the chip's ends in its error."""
-    target = TARGETS[name]
-    if reason := missing(target):
+@pytest.fixture
+def target(request, monkeypatch):
+    """The target that the test names, with the environment in which its compiler runs."""
+    found = TARGETS[request.param]
+    if reason := missing(found):
         pytest.skip(reason)
-    from pallas_kernels.aot.targets import ENVIRONMENT, devices
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    return found
+
+
+@pytest.mark.parametrize("target", ["v5e"], indirect=True)
+def test_a_block_beyond_the_chip_is_refused_by_its_compiler(target, monkeypatch):
+    """The compiler itself checks that a program fits: a larger memory budget than the chip's ends in its error."""
     from pallas_kernels.aot.worker import compile_case
     from pallas_kernels.launch import tpu
 
-    for key, value in ENVIRONMENT.items():
-        monkeypatch.setenv(key, value)
     monkeypatch.setattr(tpu, "VMEM_BYTES", 2**30)
     with pytest.raises(jax.errors.JaxRuntimeError, match="(?i)vmem"):
         compile_case(Case("review_update", "mosaic_tpu", "backward", *TABLE[1]), target, devices(target))
@@ -47,32 +52,20 @@ OPS = [_of_op(name, implementation) for name in ARGUMENTS for implementation in 
 
 
 @pytest.mark.parametrize("program", [_halves, *OPS])
-@pytest.mark.parametrize("name", ["v5e", "h200"])
-def test_a_rounding_between_two_computations_is_in_the_program(name, program, monkeypatch):
+@pytest.mark.parametrize("target", ["v5e", "h200"], indirect=True)
+def test_a_rounding_between_two_computations_is_in_the_program(target, program):
     """Compilers leave out a conversion and its reverse."""
-    target = TARGETS[name]
-    if reason := missing(target):
-        pytest.skip(reason)
-    from pallas_kernels.aot.targets import ENVIRONMENT, devices
-
-    for key, value in ENVIRONMENT.items():
-        monkeypatch.setenv(key, value)
     x = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=jax.sharding.SingleDeviceSharding(devices(target)[0]))
     lowered = jax.jit(program).trace(x).lower(lowering_platforms=(target.platform,))
     assert "reduce-precision" in lowered.compile().as_text()
 
 
-def test_attention_in_bfloat16_compiles_for_a_gpu_that_has_no_units_for_it(monkeypatch):
-    target = TARGETS["t4"]
-    if reason := missing(target):
-        pytest.skip(reason)
+@pytest.mark.parametrize("target", ["t4"], indirect=True)
+def test_attention_in_bfloat16_compiles_for_a_gpu_that_has_no_units_for_it(target):
     from nagjax.layers.attend import attend
     from nagjax.layers.platform import tracing_for
     from nagjax.layers.where import Where
-    from pallas_kernels.aot.targets import ENVIRONMENT, devices
 
-    for key, value in ENVIRONMENT.items():
-        monkeypatch.setenv(key, value)
     mesh = jax.sharding.Mesh(devices(target)[:1], ("one",), axis_types=(jax.sharding.AxisType.Auto,))
     x = jax.ShapeDtypeStruct((2, 64, 4, 32), jnp.bfloat16, sharding=jax.NamedSharding(mesh, jax.P()))
 
@@ -112,10 +105,8 @@ def test_the_shared_memory_that_mosaic_gpu_takes_is_what_is_planned(name, width,
 
 
 @pytest.mark.parametrize("op", ["add_rms_norm", "review_update"])
-def test_a_kernel_for_amd_compiles(op):
-    target = TARGETS["mi300"]
-    if reason := missing(target):
-        pytest.skip(reason)
+@pytest.mark.parametrize("target", ["mi300"], indirect=True)
+def test_a_kernel_for_amd_compiles(op, target):
     from pallas_kernels.aot.worker import compile_case
 
     found = compile_case(Case(op, "pallas_triton", "backward", 1024, 1000, "float32"), target, [])

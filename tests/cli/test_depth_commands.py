@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import types
 
 import numpy as np
 import pytest
@@ -161,7 +160,7 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys, monkeypa
     """That XLA counts the FLOPs which are taken here: tests/mod/test_costs.py. On GPUs it counts few of them."""
     counted = {"cpu": lambda bench, mod: model_costs(bench.blueprint(mod)).train, "gpu": None}[backend]
     monkeypatch.setattr("nagjax.measure.routing_times.compiled_flops", counted)
-    monkeypatch.setattr("nagjax.measure.routing_times.jax", types.SimpleNamespace(default_backend=lambda: backend))
+    monkeypatch.setattr("nagjax.measure.routing_times.on_gpu", lambda: backend == "gpu")
     small = "--scheme plain --depth 2 --width 32 --context 64 --batch 8 --rounds 2 --out".split()
     out = printed(capsys, "bench", "mod", *small, tmp_path / "mod.json")
     result = json.loads((tmp_path / "mod.json").read_text())["results"]

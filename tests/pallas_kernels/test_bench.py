@@ -66,9 +66,8 @@ def test_short_programs_are_made_longer_than_it_takes_to_start_them(visited, com
     monkeypatch.setattr(timing, "PROGRAM_BYTES", visited)
     calls = []
     taken = timing.timed(lambda x: calls.append(1) or -x, lambda key: (jnp.ones(8),), rotate=1, repeats=1)
-    assert (
-        taken.seconds > 0 and len(calls) == compiled + timing.MOST_CALLS
-    )  # shapes, perhaps a first program, the one timed
+    # For the shapes, perhaps for a first program, and for the one that is timed.
+    assert taken.seconds > 0 and len(calls) == compiled + timing.MOST_CALLS
 
 
 def test_gradients_that_fail_leave_the_forward_pass(monkeypatch, capsys):
